@@ -1,1 +1,1 @@
-"""k4: tiles of sums in registers, on CUDA cores."""
+"""k4: sums in registers, on CUDA cores."""

@@ -1,4 +1,4 @@
-"""What k4's kernel and its plan share by name. Offsets are in elements."""
+"""The kernel's arguments, and tuples that its parts share. Offsets are in elements."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class Grid(NamedTuple):
     row_tiles: int
     tap_chunks: int
     channel_chunks: int
-    last_taps: int  # rows of a channel with the last tap
+    last_taps: int  # phases with the last tap
 
 
 class Block(NamedTuple):
     shared: object
     base: int  # address of ``shared``
-    offsets: object  # shared: where each vector of the window lies in x at channel 0; -1 outside the signal
-    start: object  # shared: sample and column where the tile begins
+    offsets: object  # shared: where vectors of the window lie in x at channel 0; -1 outside the signal
+    start: object  # shared: the tile's sample and column
     first_column: int  # over all samples
-    group_offset: int  # the group's first channel in x
-    tile_offset: int  # the row tile's first packed stage
+    group_offset: int  # in x
+    tile_offset: int  # of packed weights
     stages: int
 
 
 class Lane(NamedTuple):
-    """Where a thread's sums lie in the tile, and its operands in a stage."""
+    """A thread's sums in the tile, and operands in a stage."""
 
     row: int
     column: int
@@ -51,7 +51,7 @@ class Registers(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Shared memory, and the thread's operands in a stage."""
+    """Addresses of a thread's operands in a stage."""
 
     shared: object
     window: int
@@ -59,7 +59,7 @@ class Stage(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The next stage to multiply; tap chunk and input channel of the next to copy."""
+    """The next stage to multiply; chunk and channel to copy."""
 
     stage: int
     chunk: int

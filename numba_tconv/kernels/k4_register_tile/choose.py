@@ -1,4 +1,4 @@
-"""Which tile k4 takes: candidates, their estimated time, and split-K.
+"""The choice of a tile, and split-K.
 
 Many rounds of blocks are weighed by throughput (``cost``), few by the busiest multiprocessor (``few_cost``)."""
 
@@ -19,7 +19,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from .tile import WINDOW_LIMIT, Config, fits, make, storing_vectors, terms_of_a_partial_sum
 
 SIZES = "block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks"
-# By accumulator bytes, the SIZES of each tile; the H200's min_blocks.
+# {accumulator bytes: SIZES}; min_blocks: the H200's.
 TILES = {
     4: (
         (64, 128, 8, 8, 8, 4),
@@ -38,44 +38,44 @@ TILES = {
         (4, 256, 4, 8, 1, 8),
     ),
 }
-# For few blocks, with the deepest stage: many sums a thread, few columns, few sums.
+# For few blocks: SIZES and the deepest stage.
 FEW_TILES = (
     (192, 96, 12, 12, 16, 2, 16),
     (96, 192, 12, 12, 8, 2, 16),
     (256, 24, 8, 4, 16, 2, 16),
     (32, 64, 4, 4, 4, 5, 32),
 )
-# For rows of unequal taps: 16 channels of one phase a warp, a warp a phase.
+# For rows of unequal taps: each warp has one phase.
 APART = dict(block_n=64, thread_m=4, thread_n=8, lanes_m=4, min_blocks=4, deepest=8, stages=(2,))
 MOST_PHASES = 8
 
 MOST_ROUNDS = 4
-FEW_ROUNDS = 2  # by ``cost``; below, ``few_cost`` weighs all tiles,
-CLEARLY = 0.98  # which take less than this share of its time
-CALL = 0.02  # ms of host time; below it another launch gains nothing
+FEW_ROUNDS = 2  # below, by ``few_cost``
+CLEARLY = 0.98  # share of the usual tile's time
+CALL = 0.02  # ms; below, another launch gains nothing
 
-# Fitted to launches of many blocks.
+# Fitted to many blocks.
 RATE = 2.8e8
-FEWEST_WARPS = 5.2  # that hide each other's latencies: fewer take as long
-COPY = 92  # multiply-adds of a copy to shared memory
+FEWEST_WARPS = 5.2  # that hide latency
+COPY = 92  # multiply-adds of a copy
 STAGE = 7.5e-5  # ms of latency
 STORE = 5.4e-7  # ms a sum of a block
 LOAD = 0.92  # multiply-adds of a shared load
 
-# Fitted to launches of few blocks on Hopper, in clocks of a scheduler, each a multiply-add of a warp.
+# Fitted to few blocks on Hopper, in clocks of a scheduler.
 SCHEDULERS = 4
 CLOCKS = 1.64e6  # in a millisecond
-CHANNEL = 31  # a warp's loads and end of a turn over channels
-LATENCY = 32  # of these loads, unless hidden
-ALONE = 360  # barriers of a stage, for a lone block; a quarter with two
-FEW_COPY = 0.26  # a copy to shared memory
-POSITION = 1.33  # the place of an output, for all channels of a block
+CHANNEL = 31  # a warp's loads and loop
+LATENCY = 32  # of these loads
+ALONE = 360  # a stage's barriers, for a lone block
+FEW_COPY = 0.26  # a copy
+POSITION = 1.33  # an output's place
 LAUNCH = 0.0049  # ms
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Device = H200) -> Config:
-    """The configuration with the least estimated time; ``x_vector``: elements of a cp.async."""
+    """The fastest configuration by estimate; ``x_vector``: elements of a cp.async."""
 
     def time(config):
         return cost(problem, config, device)
@@ -93,7 +93,7 @@ def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Devi
 
 
 def clearly_better(problem: Problem, usual: Config, x_vector: int, device: Device, parts: Iterable[int]) -> Config:
-    """The fastest tile for few blocks, or ``usual`` unless CLEARLY slower."""
+    """The fastest by ``few_cost``, or ``usual`` unless CLEARLY slower."""
     least, best, number = CLEARLY * few_cost(problem, usual, device), usual, usual.splits
     for splits in parts:
         part, second = split(problem, splits), second_stage_ms(problem, splits, 4)
@@ -103,9 +103,6 @@ def clearly_better(problem: Problem, usual: Config, x_vector: int, device: Devic
             if time < least:
                 least, best, number = time, config, splits
     return replace(storing_vectors(best, split(problem, number)), splits=number)
-
-
-# --- candidates -------------------------------------------------------------------------------------------------------
 
 
 def register_window(device: Device) -> int:
@@ -121,22 +118,22 @@ def spills(config: Config, device: Device) -> bool:
 
 
 def least_waste(layer: Problem, deepest: int) -> list[int]:
-    """Channels of a stage: fewest wasted first, then deepest."""
+    """Channels of a stage, fewest wasted first."""
     depth = layer.in_channels_per_group
     return sorted(range(2, deepest + 1, 2), key=lambda k: (-(-depth // k) * k, -k))
 
 
 def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int = 1) -> list[Config]:
-    """Every usual tile that fits, in ``splits`` parts."""
+    """The usual tiles that fit, in ``splits`` parts."""
     part = split(problem, splits)
     return [storing_vectors(config, part) for config in tiles(part.layer, dtype, x_vector, device, splits)]
 
 
 @lru_cache(maxsize=1024)
 def tiles(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int) -> tuple[Config, ...]:
-    """Every usual tile of a part's layer."""
+    """The usual tiles of a part's layer."""
     share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
-    ways = (False, True) if layer.kernel_size % layer.taps.rows else (False,)  # one_phase
+    ways = (False, True) if layer.kernel_size % layer.taps.rows else (False,)
     found = []
     for sizes, one_phase in itertools.product(TILES[ELEMENTS[dtype].accumulator.bitwidth // 8], ways):
         tile = dict(zip(SIZES, sizes, strict=True), x_vector=x_vector, one_phase=one_phase, splits=splits)
@@ -154,11 +151,10 @@ def tiles(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, spl
 
 @lru_cache(maxsize=1024)
 def few_tiles(layer: Problem, x_vector: int, device: Device) -> tuple[Config, ...]:
-    """A layer's tiles for few blocks; none before Hopper."""
+    """Tiles for few blocks; none before Hopper."""
     if device.cc < (9, 0):
         return ()
     if layer.kernel_size % layer.taps.rows:
-        # A warp has channels of one phase, a block all phases of them.
         several = 1 < layer.taps.rows <= MOST_PHASES
         sized = [dict(APART, block_m=16 * layer.taps.rows, apart=True)] if several else []
     else:
@@ -178,16 +174,13 @@ def with_stages(layer: Problem, device: Device, deepest: int, stages=(3, 2), **t
     return None
 
 
-# --- estimates --------------------------------------------------------------------------------------------------------
-
-
 def blocks(problem: Problem, config: Config) -> int:
     column_tiles = -(-problem.batch * config.columns(problem)[1] // config.block_n)
     return column_tiles * config.row_tiles(problem) * problem.groups
 
 
 def rounds(problem: Problem, config: Config, device: Device) -> tuple[int, int]:
-    """Full rounds of ``min_blocks`` blocks, and the most blocks of a multiprocessor in the last."""
+    """Full rounds, and the most blocks of a multiprocessor in the last."""
     full, last = divmod(blocks(problem, config), device.multiprocessors * config.min_blocks)
     return full, -(-last // device.multiprocessors)
 
@@ -213,7 +206,7 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 
 def busiest_rounds(problem: Problem, config: Config, device: Device) -> Iterator[tuple[int, int, int]]:
-    """Rounds of the busiest multiprocessor: (equal rounds, blocks in each, their warps that have columns)."""
+    """The busiest multiprocessor's rounds: (number of equal ones, blocks, their warps with columns)."""
     columns, rows = problem.batch * config.columns(problem)[1], config.row_tiles(problem) * problem.groups
     column_tiles, warp_columns = -(-columns // config.block_n), config.block_n // config.warps_n
     warps = config.warps_m * config.warps_n
@@ -221,7 +214,7 @@ def busiest_rounds(problem: Problem, config: Config, device: Device) -> Iterator
     most = -(-column_tiles * rows // device.multiprocessors)
     full = most if of_last == warps else min(most, -(-(column_tiles - 1) * rows // device.multiprocessors))
     whole, left = divmod(full, config.min_blocks)
-    last = min(-full % config.min_blocks, most - full)  # last tiles in the round of the last full ones
+    last = min(-full % config.min_blocks, most - full)  # last tiles, in the round of the last full ones
     last_whole, last_left = divmod(most - full - last, config.min_blocks)
     yield whole, config.min_blocks, config.min_blocks * warps
     yield min(left, 1), left + last, left * warps + last * of_last
@@ -233,7 +226,7 @@ def few_milliseconds(problem: Problem, config: Config, device: Device) -> float:
     """Estimated milliseconds of few blocks, without the second stage."""
     c = config
     alike = [r for r in busiest_rounds(problem, c, device) if r[0]]
-    taps = c.multiplied_taps(problem) if c.apart else c.tap_chunk  # with one phase a block, the longest row decides
+    taps = c.multiplied_taps(problem) if c.apart else c.tap_chunk  # the longest row decides
     a_warp = c.block_k * (taps * c.thread_m * c.thread_n + CHANNEL / c.at_once)
     waits = c.block_k * LATENCY / c.at_once
     copies = FEW_COPY * (c.x_stage / c.x_vector + c.w_stage / c.vector)
@@ -243,7 +236,7 @@ def few_milliseconds(problem: Problem, config: Config, device: Device) -> float:
     def clocks(resident, warps):
         busy = -(-warps // SCHEDULERS) * a_warp + resident * copies
         alone = a_warp + waits + resident * copies
-        hidden = (busy**4 + alone**4) ** 0.25  # a smooth maximum: they hide each other almost entirely
+        hidden = (busy**4 + alone**4) ** 0.25  # a smooth maximum
         return stages * (hidden + ALONE / resident**2) + resident * store
 
     return LAUNCH + sum(number * clocks(resident, warps) for number, resident, warps in alike) / CLOCKS

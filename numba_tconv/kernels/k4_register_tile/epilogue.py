@@ -11,15 +11,13 @@ from .tile import Config
 
 
 def make_store(config: Config):
-    """Build the store of the first ``config.threads`` threads of a block, which write consecutive outputs.
+    """Build the store of a block's first ``config.threads`` threads; outputs that no tap reaches are the bias, or zero.
 
-    ``values``: a local array of ``y_vector``. Outputs that no tap reaches become the bias or zero."""
+    ``values``: a local array of ``y_vector``."""
     threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.pitch
     stride, dilation, gap, rows = config.stride, config.dilation, config.taps.gap, config.taps.rows
     phases, channels, accumulator = config.phases, config.channels, ELEMENTS[config.dtype].accumulator
-    phase_pitch, channel_pitch = (
-        (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)
-    )  # of the staged tile
+    phase_pitch, channel_pitch = (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)
     run = block_n * phases * gap
     lanes_run = min(run // y_vector, threads)
     channel_lanes = threads // lanes_run
@@ -30,7 +28,7 @@ def make_store(config: Config):
         columns, out_channels, shared = grid.columns, sizes.out_per_group * sizes.groups, tile.shared
         first_n, first_column = tile.start[0], tile.start[1]
         thread = int32(cuda.threadIdx.x)
-        end = run if all_store or thread < channel_lanes * lanes_run else 0  # the rest would write again
+        end = run if all_store or thread < channel_lanes * lanes_run else 0  # others would write again
         for e in range(thread % lanes_run * y_vector, end, lanes_run * y_vector):
             offset, row_column = e % gap, e // gap
             phase, column = row_column % phases, row_column // phases

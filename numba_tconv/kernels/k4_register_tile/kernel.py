@@ -2,15 +2,12 @@
 
     x, packed w --cp.async--> stages in shared memory --> registers --multiply-adds--> sums --> shared memory --> y
 
-Rows are (output channel, row of taps), columns the positions of all samples end to end, depth is (input channel, tap).
-A thread has ``thread_m x thread_n`` sums, and one window serves every tap of a row.
-
-* producer.py, pack.py: cp.async copies a stage of ``block_k`` channels during the products of the one before.
-* mainloop.py: 16-byte shared loads, then thread_m * thread_n multiply-adds a tap.
+* producer.py, pack.py: cp.async copies a stage during the products of the one before.
+* mainloop.py: 16-byte shared loads; one window serves every tap of a row.
 * epilogue.py: interleaves the phases; consecutive threads write consecutive outputs.
-* Long float32 sums are accumulated in blocks, which limits the rounding error.
-* Where K is no multiple of the stride, a block may take rows of one phase: only existing taps.
-* choose.py: which tile; split-K.
+
+Long float32 sums are accumulated in blocks, to limit the rounding error. Where K is no multiple of the stride, a block
+may take rows of one phase: only existing taps.
 
 Measured (H200, kb64, float32): 8.37 ms, 4.0 times k3."""
 
@@ -52,8 +49,7 @@ from .tile import Config, tiny
 
 
 def make_advance(config: Config, multiply: Callable):
-    """Build ``advance``, which multiplies up to stage ``end``, copies ``stages - 1`` ahead, and returns the new
-    Progress.
+    """Build ``advance``: multiplies up to stage ``end``, copies ahead, returns the Progress.
 
     ``tails``: of Multiply.tails_of. ``live``: whether the thread multiplies."""
     threads, vector, stages, block_k = config.threads, config.vector, config.stages, config.block_k
@@ -77,7 +73,7 @@ def make_advance(config: Config, multiply: Callable):
         while stage < end:
             if stage >= 0:
                 wait_for_stage()
-                cuda.syncthreads()  # the stage has landed; the slot loaded next is free
+                cuda.syncthreads()  # the stage has landed; a slot is free
             ahead = int32(stage + stages - 1)
             if ahead < block.stages:
                 if channel == 0:
@@ -106,7 +102,7 @@ def make_advance(config: Config, multiply: Callable):
 
 @cache
 def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_register_tile") -> Kernel:
-    """``make_multiply`` builds mainloop.Multiply; k5_dmma passes its own, with its ``name``."""
+    """``make_multiply``: k5_dmma has its own."""
     threads, vector, block_n = config.threads, config.vector, config.block_n
     stages, w_stage = config.stages, config.w_stage
     warp_columns, window_offsets = 32 // config.lanes_m * config.thread_n, config.entries - 2
@@ -124,7 +120,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         shared = cuda.shared.array(0, dtype=accumulator)
         offsets = cuda.shared.array(window_offsets, dtype=int64)
         start = cuda.shared.array(2, dtype=int64)
-        # Neighbouring row tiles read the same inputs. Column tiles may need two axes.
+        # Neighbouring blocks read the same inputs. Column tiles may need two axes.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(grid.row_tiles))
         thread = int32(cuda.threadIdx.x)
         first_column = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
@@ -145,9 +141,9 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         tile_offset = int64(cuda.blockIdx.x) * total * w_stage
         block = Block(shared, base, offsets, start, first_column, group_offset, tile_offset, total)
         tails = tails_of(lane, int32(grid.last_taps - row_tile % row_parts * phases)) if ragged else int32(-1)
-        # A warp behind the last column does not multiply.
+        # Warps behind the last column do not multiply.
         live = first_column + lane.column // warp_columns * warp_columns < sizes.batch * grid.columns
-        griddepcontrol_wait()  # for the packed weights
+        griddepcontrol_wait()  # for packed weights
         stage, chunk, channel = int32(1 - stages), int32(0), int32(0)
         if not partial:
             progress = Progress(stage, chunk, channel)
@@ -158,7 +154,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         while partial and stage < total:
             progress = Progress(stage, chunk, channel)
             stage, chunk, channel = advance(progress, end, block, registers, lane, tails, live, x, packed, sizes, grid)
-            # Blocks of terms have a loop of their own: sums changed inside the loop would be moved every stage.
+            # Sums changed in ``advance`` would be moved every stage.
             if stage < total:
                 if stage > partial:
                     add_partial_sums(registers.sums, shared, partials + thread * vector)
@@ -185,7 +181,7 @@ class RegisterTile(Rung):
     idea = "a matrix product from registers: 16-byte loads, one window for all taps, cp.async double buffering"
     minimum_cc = (8, 0)  # cp.async
 
-    # ``choose(layout of x, problem, device)`` returns a configuration.
+    # ``choose`` takes (layout of x, problem, device).
     make_kernel, choose = staticmethod(make_kernel), staticmethod(config_for)
 
     def supports(self, problem, dtype, precision):
@@ -210,7 +206,7 @@ class RegisterTile(Rung):
         return tiny(problem, dtype)
 
     def kernel(self, config):
-        return self.make_kernel(replace(config, splits=1))  # splits belongs to the launch
+        return self.make_kernel(replace(config, splits=1))
 
     def steps(self, config, problem, device=device.H200):
         packing = pack.make_kernel(pack.order_of(config))

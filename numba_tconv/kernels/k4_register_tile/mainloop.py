@@ -1,4 +1,4 @@
-"""The mainloop of k4: a thread's weights and window in registers, and all products."""
+"""The mainloop: a thread's operands in registers, and all products."""
 
 from __future__ import annotations
 
@@ -15,19 +15,14 @@ from .tile import Config
 
 
 class Multiply(NamedTuple):
-    """How a block multiplies: sizes of operand arrays, and device functions.
-
-    * ``lane_of(thread)``: the Lane.
-    * ``tails_of(lane, last_taps)``: a bit for each row whose phase, below ``last_taps``, has the last tap.
-    * ``multiply(registers, stage, tails)``: adds a stage's products.
-    * ``put(shared, sums, results, lane)``: stages the sums, a vector of ``results`` at a time."""
+    """Sizes of operand arrays, and device functions."""
 
     window: int
     weights: int
-    lane_of: Callable
-    tails_of: Callable
-    multiply: Callable
-    put: Callable
+    lane_of: Callable  # (thread): Lane
+    tails_of: Callable  # (lane, last_taps): a bit for each row of a phase below ``last_taps``
+    multiply: Callable  # (registers, stage, tails): adds a stage's products
+    put: Callable  # (shared, sums, results, lane): stages the sums; ``results``: a vector
 
 
 def make_multiply(config: Config) -> Multiply:
@@ -56,7 +51,6 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def product(tap, state):
-        """A tap of every row."""
         registers, stage = state
         load_weights(registers.weights, stage, tap)
         for m in range(thread_m):
@@ -66,7 +60,6 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def multiply_channel(z, state):
-        """The ``z``-th channel, with the taps of every row."""
         registers, stage = state
         for q in range(0, window, vector):
             load_vector_at(registers.window, q, stage.shared, int32(stage.window + z * x_row + itemsize * q))
@@ -80,13 +73,13 @@ def make_multiply(config: Config) -> Multiply:
     def multiply_last(registers, stage, tails):
         load_weights(registers.weights, stage, whole_taps)
         for m in range(thread_m):
-            # Zero times NaN is NaN, so a missing tap must not multiply.
+            # A missing tap must not multiply: zero times NaN is NaN.
             if uniform or tails >> m & 1:
                 add_products(registers.sums, registers.weights, registers.window, m, halo - whole_taps * step)
 
     @device_function
     def multiply(registers, stage, tails):
-        """Rows of one phase test the last tap outside the loop: loads do not wait for another channel's products."""
+        """Rows of one phase test the last tap outside the loop, so that loads do not wait."""
         in_window, in_weights, c = stage.window, stage.weights, int32(0)
         if not ragged or (uniform and tails == 0):
             while c < block_k:

@@ -1,6 +1,4 @@
-"""Packed weights of k4: (group, row tile, tap chunk, channel chunk, k, tap, m), as blocks read them.
-
-Missing channels, phases and taps are zeros. A block packs channels of a stage (common/weight_box.py)."""
+"""Packed weights of k4: (group, row tile, tap chunk, channel chunk, k, tap, m); missing ones are zeros."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class Order:
     """What decides where a weight lies."""
 
     dtype: torch.dtype
-    rows: int  # of an output channel; also between taps of a row
+    rows: int  # of taps, also the step between a row's taps
     block_m: int
     block_k: int
     tap_chunk: int
@@ -85,7 +83,7 @@ def place_by_rows(order: Order):
 
 
 def place_by_fragments(order: Order, fragment):
-    """The place of fragments; ``fragment``: mma_a, its first two registers."""
+    """The same for fragments, the first two registers of mma_a."""
     tap_chunk, tiles = order.tap_chunk, order.block_m // 16
 
     def place(e):
@@ -97,7 +95,7 @@ def place_by_fragments(order: Order, fragment):
 
 
 def box_of(order: Order) -> Box:
-    """A block's weights: the channels of a stage, as many as MOST_BYTES hold."""
+    """A block's weights: channels of a stage, in MOST_BYTES if possible."""
     unit = 4 if order.fragments else 1
     weights = order.channels * order.tap_chunk * order.phases * order.dtype.itemsize
     fitting = (k for k in range(order.block_k, 0, -1) if order.block_k % k == 0 and k % unit == 0)
@@ -111,7 +109,7 @@ def make_kernel(order: Order) -> Kernel:
     element, apart, box, chunk_taps = ELEMENTS[order.dtype], order.apart, box_of(order), order.tap_chunk * order.rows
     storage, depth, pieces = element.storage, box.depth, order.block_k // box.depth
     packed_piece = order.stage // pieces
-    # Rows that are neighbours in memory, too, are copied by 16 bytes.
+    # Neighbours in memory are copied by 16 bytes.
     by_vectors = box.phases_are_vectors and not (order.apart or order.fragments)
     step = box.vector if by_vectors else 1
     batch = BATCH // step

@@ -1,4 +1,4 @@
-"""The launch plan of k4, for tensors laid out alike."""
+"""The plan of a launch, for tensors laid out alike."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def plan_of(
 ) -> tuple[TilePacking, Prepared, SecondStage | None]:
     """The packing, the launch, and split-K's second stage or None.
 
-    ``config`` None lets ``choose`` decide. ``y_aligned``: y begins at a multiple of 16 bytes, else a chosen
-    configuration stores single elements."""
+    ``config`` None: chosen, with stores of single elements unless ``y_aligned`` to 16 bytes."""
     given, config = config, config or choose(x, problem, device)
-    # k4 triggers no early launch: early blocks gather on the multiprocessors that are free first.
+    # k4 triggers no early launch: early blocks gather on few multiprocessors.
     second = second_stage(problem, x.dtype, config.splits, has_bias, device.launches_early)
     if second:
         has_bias, y_aligned = False, True
@@ -93,7 +92,7 @@ def config_for(x: Layout, problem: Problem, device: Device) -> Config:
 
 
 def vector_of(x: Layout) -> int:
-    """Elements of the largest vector (16 or 8 bytes) aligned in x (N, C_in, L) and wholly in or outside it, or 1."""
+    """Elements of the largest vector (16 or 8 bytes) aligned in x (N, C_in, L), wholly in or outside it; or 1."""
     return next((v for v in (4, 2) if v * x.dtype.itemsize in (8, 16) and vectors_align(x, v)), 1)
 
 

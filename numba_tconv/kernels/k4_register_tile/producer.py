@@ -1,4 +1,4 @@
-"""The producer of k4 and of k5_dmma's ring: where a window lies in x, and its cp.async copies."""
+"""The producer of k4 and of k5_dmma's ring, by cp.async."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from .tile import Config
 
 
 def make_aim(config: Config, warps: int, first_thread: int = 0):
-    """Build ``aim`` for ``warps`` warps from ``first_thread`` on: it fills in ``block.offsets`` and ``block.start`` for
-    a window that begins ``shift`` columns before the tile."""
+    """Build ``aim``: writes ``block.offsets`` and ``block.start``; ``shift``: columns from the window to its tile."""
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
 
     @device_function
@@ -30,9 +29,9 @@ def make_aim(config: Config, warps: int, first_thread: int = 0):
 
 
 def make_load_window(config: Config, warps: int, first_thread: int = 0):
-    """Build ``load_window`` for the same warps: it copies a stage's window to element ``slot`` of shared memory.
+    """Build ``load_window``: copies a stage's window to element ``slot`` of shared memory.
 
-    ``channel``: offset of the stage's first in x. Channels from ``channels_left`` on become zeros."""
+    ``channel``: offset in x of the stage's first. Channels from ``channels_left`` on become zeros."""
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
     width, block_k = config.width, config.block_k
     x_copies, whole_chunks, copy = -(-x_per_row // 32), config.whole_chunks, cp_async(x_vector)
@@ -40,7 +39,7 @@ def make_load_window(config: Config, warps: int, first_thread: int = 0):
     @device_function
     def load_window(block, slot, x, channel, channels_left):
         warp, lane = int32((cuda.threadIdx.x - first_thread) // 32), int32(cuda.threadIdx.x % 32)
-        # A warp copies whole channels: no division, and one place serves them all.
+        # A warp copies whole channels: one place serves them all.
         for j in range(x_copies):
             p = int32(lane + 32 * j)
             if 32 * (j + 1) <= x_per_row or p < x_per_row:

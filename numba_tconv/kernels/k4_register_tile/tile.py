@@ -1,8 +1,8 @@
-"""Tiles of k4: configurations, and which are legal.
+"""Configurations.
 
-In every rung m counts rows (output channel, phase), n columns (positions), k input channels. A block computes ``block_m
-x block_n`` sums from ``block_k`` channels a stage; a warp is ``lanes_m`` by ``32 / lanes_m`` threads, a thread has
-``thread_m x thread_n`` sums."""
+In every rung m counts rows (output channel, phase), n columns (positions of all samples end to end), k input channels.
+A block computes ``block_m x block_n`` sums from ``block_k`` channels a stage; a warp is ``lanes_m`` by ``32 / lanes_m``
+threads, a thread has ``thread_m x thread_n`` sums."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from numba_tconv.kernels.common.sectors import ENTRY, entries_before
 from numba_tconv.runtime.device import RESERVED_SHARED, Device
 from numba_tconv.runtime.elements import ELEMENTS
 
-# Window elements in registers; longer rows take several tap chunks.
-WINDOW_LIMIT = 20
-# Multiply-adds of a channel, all unrolled.
-UNROLL_LIMIT = 384
+WINDOW_LIMIT = 20  # elements in registers
+UNROLL_LIMIT = 384  # multiply-adds of a channel
 
 
 @dataclass(frozen=True)
@@ -27,11 +25,11 @@ class Config(WarpTile):
     dtype: torch.dtype
     stride: int
     dilation: int
-    tap_chunk: int  # taps of a row in one window
+    tap_chunk: int  # taps of a window
     several_chunks: bool  # a row has more than one
     ragged: bool  # some rows lack the last tap
-    whole_chunks: bool  # a group's channels fill whole stages
-    one_phase: bool  # of a block's rows: all have the last tap, or none
+    whole_chunks: bool  # channels fill whole stages
+    one_phase: bool  # of a block's rows
     block_m: int
     block_n: int
     block_k: int
@@ -42,12 +40,12 @@ class Config(WarpTile):
     min_blocks: int = 2  # the register budget
     partial: int = 0  # stages of a partial sum; 0: all
     x_vector: int = 1  # elements of a cp.async
-    apart: bool = False  # rows of all phases, grouped by phase; a thread has one
+    apart: bool = False  # rows are in order of phase; a thread has one
     y_vector: int = 1  # outputs of a store
     splits: int = 1
 
     barriers = 0
-    fragments = False  # weights packed as tensor-core operands
+    fragments = False  # packed as tensor-core operands
 
     @property
     def phases(self) -> int:
@@ -55,7 +53,7 @@ class Config(WarpTile):
 
     @property
     def uniform(self) -> bool:
-        """Whether all of a thread's rows have the last tap, or none."""
+        """Whether a thread's rows all have the last tap, or none."""
         return self.one_phase or self.apart
 
     @property
@@ -64,7 +62,7 @@ class Config(WarpTile):
 
     @property
     def row_parts(self) -> int:
-        """Row tiles of an output channel's phases."""
+        """Row tiles of a channel's phases."""
         return -(-self.taps.rows // self.phases)
 
     @property
@@ -74,32 +72,31 @@ class Config(WarpTile):
 
     @property
     def halo(self) -> int:
-        """Columns before the block that taps reach, in whole vectors."""
+        """Columns before the block that taps reach."""
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
     def begin(self) -> int:
-        """The window begins at a multiple of so many columns."""
+        """Windows begin at multiples of so many columns."""
         return self.x_vector
 
     @property
     def lead(self) -> int:
-        """Columns of the window before the halo."""
+        """Columns before the halo."""
         return -self.halo % self.begin
 
     @property
     def copied(self) -> int:
-        """Columns of a block's window."""
         return self.block_n + self.halo + self.lead
 
     @property
     def entries(self) -> int:
-        """Entries before the stages: places of a window's vectors, two numbers, barriers."""
+        """Entries before the stages: Block.offsets, Block.start, barriers."""
         return entries_before(self.copied // self.x_vector + 2 + self.barriers)
 
     @property
     def width(self) -> int:
-        """Columns between channels' windows in shared memory."""
+        """Columns between channels in shared memory."""
         return self.copied
 
     @property
@@ -116,17 +113,17 @@ class Config(WarpTile):
 
     @property
     def chunk_shift(self) -> int:
-        """Columns between windows of successive tap chunks."""
+        """Columns between windows of tap chunks."""
         return self.tap_chunk * self.taps.step if self.several_chunks else 0
 
     @property
     def pitch(self) -> int:
-        """Row length of the staged tile, against bank conflicts."""
+        """Elements between staged rows, against bank conflicts."""
         return self.block_n + self.vector
 
     @property
     def partials(self) -> int:
-        """Element of shared memory where partial sums begin, behind the stages."""
+        """First element of partial sums."""
         return self.stages * (self.x_stage + self.w_stage)
 
     @property
@@ -135,13 +132,12 @@ class Config(WarpTile):
         return max(self.partials + partials, self.block_m * self.pitch) * self.itemsize
 
     def columns(self, problem: Problem) -> tuple[int, int]:
-        """First column, and columns a sample: multiples of ``begin``."""
+        """First column and columns of a sample: multiples of ``begin``."""
         columns, v = problem.taps.columns(problem.length, problem.out_length, problem.padding), self.begin
         first = columns.start // v * v
         return first, -(-(columns.stop - first) // v) * v
 
     def row_tiles(self, problem: Problem) -> int:
-        """Blocks along a group's rows."""
         return -(-problem.out_channels_per_group // self.channels) * self.row_parts
 
     def tap_chunks(self, problem: Problem) -> int:
@@ -151,13 +147,12 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_k)
 
     def multiplied_taps(self, problem: Problem) -> float:
-        """Taps of a chunk that a block multiplies, on average."""
+        """Multiplied taps of a chunk, on average."""
         chunks = problem.taps.rows * self.tap_chunks(problem)
         return problem.kernel_size / chunks if self.uniform else self.tap_chunk
 
 
 def terms_of_a_partial_sum(problem: Problem) -> int:
-    """Terms of a float32 partial sum, for its error."""
     return 192 if problem.taps.rows == 1 else min(256, max(32, problem.in_channels_per_group))
 
 
@@ -173,7 +168,7 @@ def tap_chunk(problem: Problem, sums: int, thread_n: int) -> int:
 
 
 def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
-    """A tile's configuration; ``tile``: fields of Config, ``tap_chunk`` by default the largest.
+    """A configuration; ``tile``: fields of Config, ``tap_chunk`` by default the largest.
 
     ``x_vector`` becomes 1 where a later window would begin inside a vector."""
     t = problem.taps

@@ -1,9 +1,6 @@
-"""k5_dmma: float64 on tensor cores, at twice the rate of CUDA cores, in the same arithmetic.
+"""k5_dmma: float64 on tensor cores, in the same arithmetic at twice the rate.
 
-k4's tiles, multiplied by mma.sync.
-
-* mainloop.py: for 64 x 32 sums a warp loads four vectors of weights and four columns of inputs for 16 products.
-* ring.py: on Hopper, producer warps spare the consumers copies and block barriers."""
+k4's tiles, multiplied by mma.sync. On Hopper, producer warps copy (ring.py)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The mainloop of k5_dmma: a warp's weights and columns of x as operands, and all products.
+"""The mainloop: products of 16 rows, 8 columns and ``depth`` channels, in TF32's fragments.
 
-A product takes 16 rows, 8 columns and ``depth`` channels, in TF32's fragments. A lane's two weights of four channels
-are 16 packed bytes. Inputs are read anew for each tap."""
+A lane's two weights of four channels are 16 packed bytes. Inputs are read anew for each tap."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def make_multiply(config: Config) -> Multiply:
     width, halo, pitch, step, ragged = config.width, config.halo, config.pitch, config.taps.step, config.ragged
     lead = config.lead
     whole_taps = tap_chunk - 1 if ragged else tap_chunk
-    # Bytes: weights of a product; weights, and inputs, of four channels of a block.
+    # Bytes: weights of a product; weights, inputs of four channels.
     fragment = ROWS * CHANNELS * 8
     w_four, x_four = tap_chunk * all_tiles * fragment, CHANNELS * width * 8
     load, multiply_tile = ld_shared(1, float64), mma_f64(config.depth)
@@ -73,7 +72,7 @@ def make_multiply(config: Config) -> Multiply:
                     product(int32(whole_taps), (registers, depth_of(first, z)))
             in_window = int32(in_window + at_once * fours * x_four)
             in_weights = int32(in_weights + at_once * fours * w_four)
-            c = recomputed(int32(c + at_once * fours * CHANNELS))  # rolled: turns would spill
+            c = recomputed(int32(c + at_once * fours * CHANNELS))  # unrolled, it would spill
 
     @device_function
     def tails_of(lane, last_taps):

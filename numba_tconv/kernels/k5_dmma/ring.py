@@ -1,10 +1,10 @@
-"""k5_dmma on Hopper: a warp-specialised kernel with a ring of stages.
+"""k5_dmma on Hopper: a warp-specialised kernel.
 
     x, packed w --copy engine or cp.async--> ring in shared memory --mma.sync--> sums --> shared memory --> y
         producers (4 warps)                             consumers (``config.threads``)
 
-Two blocks share a multiprocessor: one multiplies while the other stores. The copy engine fetches weights, and rows of x
-where the window lies in one sample. Other windows come by cp.async, with zeros outside the signal."""
+Two blocks share a multiprocessor: one multiplies while the other stores. The copy engine fetches weights and windows in
+one sample; others come by cp.async, with zeros outside the signal."""
 
 from __future__ import annotations
 
@@ -39,24 +39,23 @@ from .mainloop import make_multiply
 from .tile import Config
 
 WARP, COPYING = 32, 4  # threads; producer warps
-REGISTERS = 200, 56  # of consumers and producers: together as many as at launch
-OF_MULTIPLYING, OF_COPYING = 1, 2  # named barriers of consumers and producers; 0 is the block's
+REGISTERS = 200, 56  # of a consumer and a producer thread
+OF_MULTIPLYING, OF_COPYING = 1, 2  # named barriers; 0 is the block's
 
 
 def make_fill_ring(config: Config):
-    """Build ``fill_ring``, the life of the producer warps."""
     threads, stages, block_k, itemsize = config.threads, config.stages, config.block_k, config.itemsize
     width, copied, reach, chunk_shift = config.width, config.copied, config.halo + config.lead, config.chunk_shift
     x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
     stage, x_bytes, w_bytes = x_stage + w_stage, copied * itemsize, w_stage * itemsize
     aim, load_window = make_aim(config, COPYING, threads), make_load_window(config, COPYING, threads)
-    rows = block_k // COPYING  # of x, for a producer warp
+    rows = block_k // COPYING  # of a producer warp
 
     @device_function
     def fill_ring(block, full, empty, x, packed, sizes, grid):
         warp, lane = int32((cuda.threadIdx.x - threads) // WARP), int32(cuda.threadIdx.x % WARP)
         slot, parity = int32(0), int32(1)
-        # Bytes that this lane announces: a row of x, and all weights.
+        # Bytes that a lane announces.
         of_row, of_weights = int32(x_bytes if lane < rows else 0), int32(w_bytes if warp == 0 and lane == 0 else 0)
         in_packed, columns = block.tile_offset, grid.columns
         for chunk in range(int32(grid.tap_chunks)):
@@ -73,7 +72,7 @@ def make_fill_ring(config: Config):
             while left > 0:
                 at, bar = int32(slot * stage), int32(full + 8 * slot)
                 mbarrier_wait(empty + 8 * slot, parity)
-                # Every lane arrives: racecheck credits an arrival to its thread alone.
+                # Every lane arrives, for racecheck.
                 if x_vector > 1 and whole and left >= block_k:
                     mbarrier_arrive_expect_tx(bar, int32(of_row + of_weights))
                     if lane < rows:
@@ -124,7 +123,7 @@ def make_kernel(config: Config) -> Kernel:
                 mbarrier_init(empty + 8 * s, int32(threads))
             fence_mbarrier_init()
         cuda.syncthreads()
-        griddepcontrol_wait()  # for the packed weights
+        griddepcontrol_wait()
 
         total = int32(grid.tap_chunks * grid.channel_chunks)
         if thread >= threads:
@@ -144,7 +143,6 @@ def make_kernel(config: Config) -> Kernel:
             for s in range(sums):
                 registers.sums[s] = float64(0)
             tails = tails_of(lane, int32(grid.last_taps - row_tile % row_parts * phases)) if ragged else int32(-1)
-            # A warp behind the last column does not multiply.
             live = first_column + lane.column // warp_columns * warp_columns < sizes.batch * grid.columns
             slot, parity, left = int32(0), int32(0), total
             while left > 0:
@@ -157,12 +155,12 @@ def make_kernel(config: Config) -> Kernel:
                     )
                     last = tails if left <= int32(grid.channel_chunks) else int32(-1)
                     multiply(registers, Stage(shared, in_window, in_weights), last)
-                fence_async()  # this lane's reads before writes of the copy engine
+                fence_async()  # before the copy engine writes
                 mbarrier_arrive(empty + 8 * slot)
                 left, slot = int32(left - 1), int32(slot + 1)
                 if slot == stages:
                     slot, parity = int32(0), int32(parity ^ 1)
-            barrier_sync(int32(OF_MULTIPLYING), int32(threads))  # the output tile overwrites the stages
+            barrier_sync(int32(OF_MULTIPLYING), int32(threads))
             lane = lane_of(recomputed(int32(cuda.threadIdx.x)))  # else it would spill
             put(shared, registers.sums, registers.weights, lane)
             barrier_sync(int32(OF_MULTIPLYING), int32(threads))

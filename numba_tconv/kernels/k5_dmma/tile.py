@@ -1,4 +1,4 @@
-"""Tiles of k5_dmma, and their cost model."""
+"""Tiles, and their cost model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class Sizes(NamedTuple):
     blocks: int  # on a multiprocessor
 
 
-# Four warps of 64 x 32 sums have registers for eight channels.
 TILES = (
     Sizes(64, 128, 64, 32, 8, 2),
     Sizes(64, 128, 32, 32, 4, 2),
@@ -40,27 +39,27 @@ TILES = (
 )
 RING = Sizes(64, 128, 64, 32, 8, 2)  # ring.py's
 FEWEST_STAGES, MOST_STAGES = 3, 6
-MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # channels of a stage; those whose products take about its latency
-MOST_PRODUCTS = 96  # unrolled, with the taps of one window
-TURN_PRODUCTS = 32  # in a turn of several steps; more spill
+MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # of a stage; as long as its latency
+MOST_PRODUCTS = 96  # unrolled
+TURN_PRODUCTS = 32  # in a turn; more spill
 
-RATE = 2.5e8  # multiply-adds of a multiprocessor a millisecond
-FEWEST_WARPS, STORING_WARPS = 5.2, 11.5  # that hide latencies in mainloop and store
-COPY = 12  # multiply-adds of a copy to shared memory
+RATE = 2.5e8  # multiply-adds a ms
+FEWEST_WARPS, STORING_WARPS = 5.2, 11.5  # that hide latency
+COPY = 12  # multiply-adds of a copy
 LOAD = 0.25  # multiply-adds of a shared load
 STAGE = 3.3e-4  # ms of latency
 STORE = 2.7e-7  # ms a sum of a block
-# The same for rings.
+# The same for rings:
 RING_RATE, RING_FEWEST_WARPS, RING_STORING_WARPS = 2.3e8, 6.7, 9.3
 FIRST_COPIES = 1e-3  # ms a round
-BY_ELEMENTS = 1.15  # factor of products where elements are copied one by one
+BY_ELEMENTS = 1.15  # factor without vectors of x
 
 
 @dataclass(frozen=True)
 class Config(k4_config.Config):
     """A warp computes 8 * ``thread_m`` rows by 4 * ``thread_n`` columns (``lanes_m`` is 8)."""
 
-    depth: int = 0  # channels of a product: 4, 8 or 0: 4, by two products of 8 rows, for Ampere
+    depth: int = 0  # channels of a product; 0: 4, in two products (Ampere)
     ring: bool = False  # ring.py; Hopper only
 
     fragments = True
@@ -81,12 +80,12 @@ class Config(k4_config.Config):
 
     @property
     def begin(self) -> int:
-        """The window begins at a multiple of so many columns (common/sectors.py)."""
+        """Windows begin at multiples of so many columns."""
         return SECTOR // self.itemsize if self.x_vector > 1 else 1
 
     @property
     def width(self) -> int:
-        """Columns between channels' windows, against bank conflicts."""
+        """Columns between channels, against bank conflicts."""
         return -(-(self.copied - 4) // 8) * 8 + 4
 
     @property
@@ -95,7 +94,7 @@ class Config(k4_config.Config):
 
 
 def tap_chunk(problem: Problem, products: int, block_n: int) -> int:
-    """The most taps, of ``products`` each, that divide a row and widen the window by at most half the block."""
+    """The most taps that divide a row and widen the window by at most half the block."""
     t = problem.taps
     most = min(t.taps_per_row, max(1, MOST_PRODUCTS // products))
     fitting = (c for c in range(1, most + 1) if c == 1 or (c - 1) * t.step <= block_n // 2)
@@ -112,17 +111,17 @@ def make(problem: Problem, block_k: int, sizes: Sizes, x_vector: int, ring: bool
 
 
 def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Config]:
-    """Every tile that fits, with the depth that wastes the least."""
+    """Tiles that fit, with the depth that wastes the least."""
     channels = problem.in_channels_per_group
     share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
     for sizes in TILES:
         depth = sizes.depth if device.cc >= (9, 0) else 0
         unit = max(CHANNELS, depth)
-        # Beside 32 x 32 sums, addresses of single-element copies spill in 128 registers.
+        # Beside 32 x 32 sums, addresses of elements spill.
         fewer = x_vector == 1 and sizes.rows * sizes.columns == 1024
         blocks = max(2, round(sizes.blocks * share)) - fewer
         if blocks == 1:
-            continue  # a lone block would idle while it waits
+            continue  # alone, it would idle while it waits
         here = sizes._replace(depth=depth, blocks=blocks)
         depths = range(unit, MOST_CHANNELS + 1, unit)
         for block_k in sorted(depths, key=lambda k: -(-channels // k) * (k + STAGE_CHANNELS)):

@@ -1,1 +1,1 @@
-"""k5: warps that multiply on tensor cores."""
+"""k5: warps on tensor cores."""

@@ -1,4 +1,4 @@
-"""The arguments of k5's kernels, a thread and its block, by name."""
+"""The kernels' arguments, and where a thread works."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
     groups: int
     padding: int
     columns: int  # of a sample
-    first_column: int  # of a sample: the position of its input, 0 or before
+    first_column: int  # position 0 or before
 
 
 class Loop(NamedTuple):
@@ -44,12 +44,12 @@ class Loop(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread in its block; a *team* is the warps of one tile."""
+    """A thread in its block; a *team* is the warps of a tile."""
 
     lane: int
-    team: int  # in the block
+    team: int
     warp: int
-    warp_row: int  # of warps in the tile
+    warp_row: int
     first_column: int  # of the warp, in the tile
 
 
@@ -61,7 +61,6 @@ class RowTile(NamedTuple):
 
 
 def types_of(config: Config) -> tuple:
-    """Numba's types of what the kernels' arguments have in common, in order."""
     stored, integer = flat(ELEMENTS[config.tile.dtype].storage), types.int64
     bits = flat(bits_type(config))
 
@@ -74,5 +73,5 @@ def types_of(config: Config) -> tuple:
 
 
 def bits_type(config: Config) -> types.Type:
-    """The type that copies elements unchanged."""
+    """The type that copies elements as bits."""
     return float32 if config.tile.itemsize == 4 else types.uint16

@@ -1,4 +1,4 @@
-"""The configuration of a problem: what fits in registers and shared memory."""
+"""The choice of a configuration: what fits in registers and shared memory."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from numba_tconv.runtime.device import H200, REGISTERS, RESERVED_SHARED, Device
 
 from .tile import RUN, Config, MmaTile
 
-# {operand halves: {fragments of 16 rows in a tile: of a warp}}; split operands have two sets of sums.
+# {operand halves: {fragments of a tile: of a warp}}
 FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 2, 6: 3, 8: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2, 6: 2, 8: 2}}
 MOST_FRAGMENTS = {1: 8, 2: 4}
 FEWEST_WARPS = 4
-# Unrolled, by operand halves; more compile longer than they save.
+# Unrolled; more compile longer than they save.
 MOST_PRODUCTS = {1: 160, 2: 300}
-FEWEST_PRODUCTS = 64  # of a warp between two barriers
-WINDOW_LIMIT = {1: 28, 2: 16}  # columns of a lane, by operand halves
+FEWEST_PRODUCTS = 64  # between barriers
+WINDOW_LIMIT = {1: 28, 2: 16}  # columns
 MOST_STAGES, MOST_BLOCKS = 4, 4
-# For resident weights, tiles of two warps: a team's barrier waits the least.
+# Resident weights: tiles of two warps, whose barriers wait least.
 RESIDENT_FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2}}
-# Channels of a round of the store; tiles of a block; share of busy multiprocessors.
+# Channels of a round; tiles of a block; share of busy multiprocessors.
 FEWEST_ROUND, FEWEST_TILES, LEAST_BUSY = ROUND_ROWS, 16, 0.85
 # FLOPs a byte from which products outlast memory: tiles compute no column twice.
 LEAST_INTENSITY = 60
 
 
 def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tuple[int, int] | None:
-    """Channels and fragments of a tile that leave the fewest rows empty, or None.
+    """Channels and fragments of a tile with the fewest empty rows, or None.
 
-    ``known``: numbers of fragments, at most ``most`` unless one channel needs more."""
+    ``most``: fragments, unless a channel needs more."""
 
     def fragments(channels):
         return next(f for f in known if 16 * f >= channels * base.phases)
@@ -49,7 +49,7 @@ def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tup
 
 
 def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
-    """Taps that share a window: a row if it fits, else a chunk with few missing taps."""
+    """Taps of a window: a row if it fits, else a chunk with few missing taps."""
     t, vector = problem.taps, 16 // base.itemsize
     products = fragments * RUN * (2 * base.parts - 1)
 
@@ -75,7 +75,7 @@ def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
 def choose(
     problem: Problem, precision: str, device: Device = H200, aligned: bool = True, contiguous: bool = True
 ) -> Config | None:
-    """The configuration, or None. ``aligned``: x is copied by 16 bytes. ``contiguous``: its rows are."""
+    """The configuration, or None; ``aligned``: x is copied by 16 bytes; ``contiguous``: its rows are."""
     base = make_tile(problem, precision)
     if base is None:
         return None
@@ -87,13 +87,13 @@ def choose(
 
 
 def _intensity(problem: Problem, tile: Tile) -> float:
-    """FLOPs a byte for a long signal: all lengths share a kernel."""
+    """FLOPs a byte, for any length: all share a kernel."""
     p = replace(problem, batch=1, length=ANY_LENGTH, output_padding=max(problem.output_padding, 0))
     return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
 
 
 def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_vector: int) -> Config | None:
-    """``base`` dealt out to warps; ``known``: {fragments of a tile: of a warp}."""
+    """``base`` dealt out to warps; ``known``: {fragments of a tile: in a warp}."""
     dealt = _deal(problem, base, known, most)
     if dealt is None:
         return None
@@ -107,7 +107,7 @@ def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_ve
 
     products = chunk * fragments * RUN * (2 * tile.parts - 1)
     chunks = 1
-    deepest = 4 if tile.parts == 1 else 1  # each depth of split operands has its own scale
+    deepest = 4 if tile.parts == 1 else 1  # each split depth has its own scale
     while chunks < deepest and chunks * products < FEWEST_PRODUCTS and 2 * chunks <= tile.channel_chunks(problem):
         chunks *= 2
     return Config(tile, fragments, 1, chunks, 2, 1, x_vector)
@@ -115,14 +115,14 @@ def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_ve
 
 def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
     config = _config(problem, base, FRAGMENTS[base.parts], MOST_FRAGMENTS[base.parts], x_vector)
-    # With empty slots to store, split operands leave registers for half the sums.
+    # Empty slots leave split operands registers for half the sums.
     if base.parts == 2 and base.span > base.phases:
         config = replace(config, fragments=1)
     config = replace(config, tiles=max(1, FEWEST_WARPS // config.tile_warps))
     # A kernel with both ways of loading is slower.
     fits = problem.length >= config.copies_a_row * x_vector
     config = replace(config, in_steps=fits and config.tile.chunk_shift % x_vector == 0)
-    # First the most blocks: one stores while another multiplies. Then the deepest ring.
+    # The most blocks: one stores while another multiplies.
     most = max(1, min(MOST_BLOCKS, REGISTERS // (config.threads * -(-config.registers // 8) * 8)))
     for blocks in range(most, 0, -1):
         for stages in range(MOST_STAGES, 2 if blocks > 1 else 1, -1):
@@ -133,23 +133,22 @@ def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
 
 
 def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
-    """The configuration with resident weights.
+    """With resident weights.
 
-    None if they do not fit beside enough teams, tiles are too few, windows begin inside copies, or sizes exceed 32
-    bits."""
+    None if they do not fit, tiles are few, windows begin inside copies or counts exceed 32 bits."""
     known = RESIDENT_FRAGMENTS[base.parts]
     config = _config(problem, base, known, max(known), x_vector)
-    if config is None or 4 % config.tile_warps:  # a team has a warp on two or all four schedulers
+    if config is None or 4 % config.tile_warps:  # its warps would load schedulers unequally
         return None
     if config.tile.chunk_shift % x_vector:
         return None
     tile, of_team = config.tile, config.tile_warps
-    far = max(problem.length, 2 * tile.columns(problem)[1], tile.column_tiles(problem)) >= 2**31  # 32-bit counters
+    far = max(problem.length, 2 * tile.columns(problem)[1], tile.column_tiles(problem)) >= 2**31
     if far or not _fills(problem, tile, device):
         return None
     weights = tile.tap_chunks(problem) * config.channel_chunks(problem) // config.chunks * config.w_stage
     registers = -(-(config.registers + _carried(tile)) // 8) * 8
-    for warps in range(REGISTERS // (32 * registers) // 4 * 4, 7, -4):  # equally many on the four schedulers
+    for warps in range(REGISTERS // (32 * registers) // 4 * 4, 7, -4):  # as many on each scheduler
         teams = warps // of_team
         for stages in range(MOST_STAGES, 2, -1):
             for channels in round_sizes(tile):
@@ -167,12 +166,11 @@ def _carried(tile: Tile) -> int:
 
 
 def resident_blocks(problem: Problem, tile: Tile, device: Device) -> int:
-    """Blocks that share the tiles along the columns."""
     return max(1, device.multiprocessors // (tile.row_tiles(problem) * problem.groups))
 
 
 def _fills(problem: Problem, tile: Tile, device: Device) -> bool:
-    """Whether blocks have enough tiles to load weights once, and keep the GPU busy."""
+    """Whether tiles keep the GPU busy with weights loaded once."""
     along = resident_blocks(problem, tile, device)
     blocks = tile.row_tiles(problem) * problem.groups * along
     waves = -(-blocks // device.multiprocessors)
@@ -189,7 +187,7 @@ def _staged(config: Config, shared: int) -> Config:
 
 
 def config_of(problem: Problem, precision: str, here: Device, shape: tuple, strides: tuple, offset: int) -> Config:
-    """The configuration for x of ``shape``, ``strides`` and ``offset`` (``by_vectors``)."""
+    """The configuration for an x laid out as in ``by_vectors``."""
     config = choose(problem, precision, here)
     if by_vectors(shape, strides, offset, config.tile):
         return config

@@ -1,4 +1,4 @@
-"""The epilogue of k5: a warp's sums to the staging buffer, and on to y."""
+"""The epilogue: from sums through the staging buffer to y."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ from .tile import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
 
 
 def gaps_between(tile) -> bool:
-    """Whether every other output is empty: a staged vector is two outputs, each before a zero."""
+    """Whether every other output is empty."""
     return tile.span == 2 and tile.phases == 1
 
 
 def _make_stage_sums(config: Config):
-    """Build the staging of a warp's sums of a round, and whether the buffer must begin as zeros.
-
-    ``row0``: the lane's first row in the round."""
+    """Build the staging of a round, and whether the buffer must begin as zeros; ``row0``: the lane's first row."""
     tile, fragments = config.tile, config.fragments
     phases, span, spread, pitch = tile.phases, tile.span, tile.spread, tile.pitch
     round_rows = tile.round_channels * phases
@@ -68,16 +66,14 @@ def _make_stage_sums(config: Config):
 
 @device_function
 def output_of(y, weights, sizes, out_channels, alignment):
-    """The Output of a kernel's arguments."""
     return Output(y, weights.bias, weights.has_bias, sizes.batch, sizes.columns, sizes.first_column, out_channels,
                   sizes.out_length, sizes.padding, alignment)  # fmt: skip
 
 
 def make_store_tile(config: Config):
-    """Build the store of a tile through the staging buffer, and whether that must begin as zeros.
+    """Build the store of a tile, and whether the staging buffer must begin as zeros.
 
-    ``team``: meets at named barrier ``team + 1``; ``warp``: in the team. ``at``: byte offset of the buffer. ``place``:
-    the tile's, but for extent and head."""
+    A team meets at barrier ``team + 1``. ``at``: byte offset of the buffer. ``place``: without extent and head."""
     tile, warps = config.tile, config.tile_warps
     fragments, pitch, channels = config.fragments, tile.pitch, tile.channels
     rounds, round_channels, round_rows = tile.rounds, tile.round_channels, tile.round_channels * tile.phases
@@ -97,7 +93,7 @@ def make_store_tile(config: Config):
         while round < rounds:
             stage_sums(sums, shared, base, at, row0, column0, column1, out.alignment.offset)
             barrier_sync(thread.team + 1, threads)
-            # Here, where the sums have left their registers.
+            # Only now have the sums left their registers.
             extent, straight = aim(n, j, out)
             head = head_of(n, co, extent, out, thread.warp)
             write(straight, out, staging, Place(n, j, row, co, channels_left, extent, head), thread)
@@ -133,7 +129,7 @@ def make_store_tile(config: Config):
 
 
 def _make_stage(config: Config):
-    """Build make_store_rounds' ``stage``; ``lane_at``: addresses of the lane's two runs of columns; row of warps."""
+    """Build make_store_rounds' ``stage``; ``lane_at``: addresses of two runs; row of warps."""
     fragments, row_warps = config.fragments, config.row_warps
 
     @device_function
@@ -151,12 +147,12 @@ def _make_stage(config: Config):
 
 
 def _make_write(config: Config):
-    """Build the store of a round by store_runs.py or store_any.py, a few channels at a time."""
+    """Build the store of a round, a few channels at a time."""
     tile, at_once, warps = config.tile, config.channels_at_once, config.tile_warps
     some = replace(tile, round_channels=at_once)
     shared = make_prepare(some, warps), make_load_extra(some, warps)
     by_fours, by_twos, by_ones = (_make_write_runs(some, warps, quantum, *shared) for quantum in (4, 2, 1))
-    store_any, anywhere = make_store_any(some, warps), config.by_rows  # straight tiles leave by rows
+    store_any, anywhere = make_store_any(some, warps), config.by_rows
     round_channels, pitch = tile.round_channels, tile.pitch
     run_loads, run_channels = runs_sizes(some, warps)
 

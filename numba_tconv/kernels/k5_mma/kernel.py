@@ -2,14 +2,14 @@
 
     x, packed w --cp.async--> ring of stages --window, fragments--> registers --mma.sync--> sums --staging--> y
 
-k4's matrix product with mma.sync, m16n8k8 or, in 16 bits, m16n8k16. From sm_80 on.
+k4's matrix product with mma.sync: m16n8k8 or, in 16 bits, m16n8k16.
 
 * producer.py: cp.async fills the ring, with zeros outside the signal. Rows of x may begin anywhere.
-* mainloop.py: a lane owns eight consecutive columns, so one window serves all taps of a stage.
+* mainloop.py: a lane's window of eight columns serves all taps.
 * epilogue.py: a staging buffer, then a store of common/tensor_core.
 
-*Streamed* (here): weights are copied with every stage, and several blocks share a multiprocessor: one stores while
-another multiplies. *Resident* (resident.py): the weights of a tile's rows stay in shared memory, tile after tile.
+*Streamed* (here): weights come with every stage; one block stores while another multiplies. *Resident* (resident.py):
+the weights of a tile's rows stay in shared memory.
 
 Measured (H200, kb64, tf32): 1.89 ms."""
 
@@ -60,7 +60,7 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def _make_multiply(config: Config):
-    """Build the products of a stage, of one window; returns their factor."""
+    """Build the products of a stage; returns their factor."""
     chunks, stage_weights = config.chunks, config.tile.depth_weights
     chunk_bytes = config.tile.depth * config.pitch * config.tile.itemsize
     load_window, products = make_window(config), make_products(config)
@@ -92,7 +92,7 @@ def _make_thread_of(config: Config):
 
 
 def _make_row_tile_of(config: Config):
-    """Build a block's RowTile; neighbouring row tiles read the same inputs."""
+    """Build a block's RowTile; neighbours read the same inputs."""
     phases, channels, row_parts = config.tile.phases, config.tile.channels, config.tile.row_parts
 
     @device_function
@@ -112,7 +112,7 @@ def _make_kernel(config: Config) -> Kernel:
     stage_elements, fragments = config.w_stage // itemsize, config.fragments
     staging, staging_bytes = tile.staging, config.staging_bytes
     sums, operands = fragments * RUN * 4, 2 * tile.parts * config.window
-    # Tensor cores truncate: for fp32's error, CUDA cores add up short sums.
+    # Tensor cores truncate: CUDA cores add up short sums.
     exact, several_chunks = tile.parts == 2, tile.several_chunks
     totals, lane_rows = sums if exact else 1, 2 * fragments
     thread_of, row_tile_of, selectors_of = _make_thread_of(config), _make_row_tile_of(config), make_selectors_of(config)
@@ -146,21 +146,21 @@ def _make_kernel(config: Config) -> Kernel:
         load_biases(biases, weights, int32(me.warp_row * (fragments * 16) + (me.lane >> 2)), row_tile)
         start(total if exact else acc, biases)
         steps = int32(loop.tap_chunks * loop.stages_a_chunk)
-        # chunk, channel, w_first: of the next load, into the stage before ``stage``, which is multiplied.
+        # The next load, into the stage before ``stage``.
         chunk, channel, stage = int32(0), int32(0), int32(slot)
         signal = GroupInput(x.data, sizes.batch, sizes.length, sizes.columns, sizes.first_column, sizes.in_per_group,
                         row_tile.group * sizes.in_per_group * x.stride_c, x.stride_n, x.stride_c)  # fmt: skip
         w_first = int64(block) * steps * stage_elements
         source = aim(table, column_tile, chunk, stride_l, signal)
         selectors = selectors_of(column_tile * advance // sizes.columns, signal)
-        griddepcontrol_wait()  # for the packed weights
+        griddepcontrol_wait()  # for packed weights
         scales = scales_of(weights.packed[uint64(weights.packed.shape[0] - 1)]) if exact else (int32(0), int32(0))
         cuda.syncthreads()
         s = int32(1 - stages)
         while s < steps:
             if s >= 0:
                 wait_for_stage()
-                cuda.syncthreads()  # the stage has landed; the slot loaded next is free
+                cuda.syncthreads()  # the stage has landed; a slot is free
             if s + stages - 1 < steps:
                 if several_chunks and channel == 0 and chunk > 0:
                     cuda.syncthreads()
@@ -182,7 +182,7 @@ def _make_kernel(config: Config) -> Kernel:
             s = int32(s + 1)
             stage = int32(stage + slot if stage < (stages - 1) * slot else 0)
 
-        # Not held in registers through the products.
+        # Recomputed to free registers during the products.
         number, block = recomputed(number), recomputed(block)
         me, row_tile = thread_of(number), row_tile_of(block, loop.group_tiles, sizes.out_per_group)
         cuda.syncthreads()  # staging overwrites the stages
@@ -192,7 +192,6 @@ def _make_kernel(config: Config) -> Kernel:
                 st_shared(base + e * 16, float32(0), float32(0), float32(0), float32(0))
                 e = int32(e + threads)
             cuda.syncthreads()
-        # Here, where the sums have left their registers.
         n, j = divmod((column_tile + me.team) * advance, sizes.columns)
         place = Place(n, j, row_tile.first_row, row_tile.first_channel, row_tile.channels_left, 0, 0)
         out = output_of(y, weights, sizes, sizes.out_per_group * sizes.groups, alignment)
@@ -234,10 +233,7 @@ class WarpMatrix(TensorRung):
 def _plan(
     problem, config, precision, dtype, shape, strides, offset, w, has_bias, y_offset, here
 ) -> tuple[TensorPacking, Prepared]:
-    """The packing and the launch.
-
-    ``strides`` are x's, in elements. ``offset`` and ``y_offset`` are bytes from a multiple of 16 to x, and from a
-    sector to y."""
+    """The packing and the launch."""
     precision = precision or (config.tile.precision if config else default_precision(dtype))
     config = config or config_of(problem, precision, here, shape, strides, offset)
     if not by_vectors(shape, strides, offset, config.tile):

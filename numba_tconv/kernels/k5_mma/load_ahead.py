@@ -1,4 +1,4 @@
-"""The producer of k5 with resident weights: a team copies windows into its ring, up to its next tiles."""
+"""The producer with resident weights: a team fills its ring, ahead into its next tiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Ahead(NamedTuple):
     """The stage to copy next."""
 
     tile: int
-    sample: int  # where the tile's own outputs begin
+    sample: int  # where its own outputs begin
     column: int
     chunk: int
     channel: int
@@ -25,7 +25,7 @@ class Ahead(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """From a team's tile to its next, and the ends of its loops."""
+    """To the next tile, and the ends of loops."""
 
     tiles: int
     samples: int
@@ -35,19 +35,12 @@ class Walk(NamedTuple):
 
 
 class LoadAhead(NamedTuple):
-    aim: object
-    load: object
-    next_stage: object
+    aim: object  # the Source of a window of the tile at sample ``n`` and column ``j``
+    load: object  # starts and commits the copies of ``ahead``, the thread's first to address ``to``
+    next_stage: object  # after ``ahead``
 
 
 def make_load_ahead(config: Config) -> LoadAhead:
-    """Build the loads of a team's windows.
-
-    * ``aim(n, j, chunk, exists, share, signal)``: the Source of the window of the tile whose own outputs begin at
-      column ``j`` of sample ``n``.
-    * ``load(ahead, to, all_tiles, share, signal)``: start the copies of ``ahead``, if its tile exists, and commit a
-      group. ``to``: shared address of the thread's first.
-    * ``next_stage(ahead, walk, share, signal)``: the stage after ``ahead``."""
     tile, depth, itemsize = config.tile, config.depth, config.tile.itemsize
     before, shift = tile.overlap + tile.lead, tile.chunk_shift
     window_of, load_along = make_window_of(config), make_load_along(config)
@@ -94,7 +87,7 @@ def make_load_ahead(config: Config) -> LoadAhead:
 
 
 def _make_load_vectors(config: Config, begin):
-    """Build the copy of ``ahead`` with zeros outside the signal."""
+    """Build the copy of any window, with zeros outside the signal."""
     depth, pitch, itemsize = config.depth, config.pitch, config.tile.itemsize
     vector, per_row, lanes, rows_at_once = config.x_vector, config.copies_a_row, config.row_lanes, config.rows_at_once
     copy = cp_async_to(vector * itemsize)
@@ -124,7 +117,7 @@ def _make_load_vectors(config: Config, begin):
 
 
 def _make_load_elements(config: Config, begin):
-    """The copy for 16-bit rows that begin within words: through registers, to where copies by words would put them."""
+    """The same through registers, for rows that begin within words, to where copies by words would put them."""
     depth, pitch, width, itemsize = config.depth, config.pitch, config.width, config.tile.itemsize
     vector, lanes, rows_at_once = config.x_vector, config.row_lanes, config.rows_at_once
     half, rows_of_thread = make_half(), -(-depth // rows_at_once)

@@ -1,4 +1,4 @@
-"""The mainloop of k5: a lane's window of x in registers, and its products."""
+"""The mainloop: a lane's window in registers, and its products."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .tile import RUN, Config
 
-# prmt's selectors: a row's own word, or its upper half and the next's lower half.
+# prmt's selectors: a word, or its upper half and the next's lower.
 OWN, NEXT = 0x3210, 0x5432
 
 
 class Selectors(NamedTuple):
-    """OWN or NEXT for even and odd channels of a window."""
+    """OWN or NEXT, by parity of the channel."""
 
     even: int
     odd: int
@@ -26,9 +26,9 @@ class Selectors(NamedTuple):
 def make_window(config: Config):
     """Build the load of a lane's window as operands: two rows of ``window`` registers, four of split operands.
 
-    Register (h, q) holds column q for channel t + 4*h or, in 16 bits, for 2*t + 8*h and the next: register h of B for
-    column q - halo and tap 0. Split operands have channels t, t + 4, t + 8 and t + 12. ``scales``:
-    split_operand.scales_of. Returns the factor of the products."""
+    Register (h, q) holds column q of channel t + 4*h or, in 16 bits, of 2*t + 8*h and the next: register h of B for
+    column q - halo and tap 0. Split operands have channels t, t + 4, t + 8 and t + 12. Returns the factor of
+    the products."""
     tile, window, unused = config.tile, config.window, config.halo - config.tile.reach
     row, row_words = config.pitch * tile.itemsize, window // 2 + 1
     exact, split = tile.parts == 2, make_split(window, unused)
@@ -59,7 +59,7 @@ def make_window(config: Config):
 
     @device_function
     def load_words(words, row_at, selector):
-        """A row's words, each combined with the next by ``selector``."""
+        """A row's words, each combined with the next."""
         for q in range(0, window, 8):
             values = load_pairs(row_at + q * 2)
             for z in range(4):
@@ -85,7 +85,7 @@ def make_window(config: Config):
 
 
 def make_products(config: Config):
-    """Build all products of a window; ``w_at``: address of the lane's first fragment."""
+    """Build a window's products; ``w_at``: address of the lane's fragments."""
     tile, window, halo, step = config.tile, config.window, config.halo, config.tile.taps.step
     parts, chunk, fragments = tile.parts, tile.tap_chunk, config.fragments
     tap_weights = tile.rows * tile.depth * tile.operand_size
@@ -94,7 +94,7 @@ def make_products(config: Config):
     @device_function
     def products(acc, v, w_at):
         a = cuda.local.array(4, dtype=int32)
-        for part in range(2 * parts - 1):  # large times large last: small products meet small sums
+        for part in range(2 * parts - 1):  # large products last: small ones meet small sums
             x_part = 1 if parts == 2 and part == 0 else 0
             w_part = 1 if parts == 2 and part == 1 else 0
             for b in range(chunk):
@@ -113,7 +113,7 @@ class Start(NamedTuple):
 
 
 def make_start(config: Config) -> Start:
-    """Build ``load_biases`` (zeros where the store adds them) and ``start``, which sets the lane's sums to them."""
+    """Build ``load_biases`` (zeros if the store adds them) and ``start``, which sets the sums to them."""
     fragments, add_bias = config.fragments, not config.tile.empty_slots
     reciprocal = config.tile.reciprocal
     load_type = ELEMENTS[config.tile.dtype].load

@@ -1,8 +1,8 @@
-"""The producer of k5: copies of a stage of inputs and weights.
+"""The producer: copies of a stage's inputs and weights.
 
-A copy takes 16 bytes where all rows of x begin at a multiple of them, else a word. Copies within one sample's signal
-follow in steps from one address; other windows are listed in a table. Where 16-bit rows begin within a word, copies
-take one word more, and mainloop.py shifts the columns back."""
+A copy is 16 bytes where all rows of x are so aligned, else a word. A window within one signal is copied in steps, any
+other by a table of sources. Where 16-bit rows begin within a word, copies take one word more, and
+mainloop.py shifts the columns."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from numba_tconv.ptx import (
 from .mainloop import NEXT, OWN, Selectors
 from .tile import Config
 
-BATCH = 8  # elements in flight, where cp.async cannot copy them
+BATCH = 8  # elements in flight without cp.async
 
 
 class GroupInput(NamedTuple):
-    """x as a block reads it: its group's channels."""
+    """A group's channels of x."""
 
     data: object
     batch: int
@@ -35,14 +35,14 @@ class GroupInput(NamedTuple):
     columns: int  # of a sample
     first_column: int
     channels: int
-    first_row: int  # the group's first channel in the first sample
+    first_row: int  # element in the first sample
     stride_n: int
     stride_c: int
 
 
 class Source(NamedTuple):
-    address: int  # of its first copy at the first channel
-    last_channel: int  # the last at which a stage copied in steps begins; or -1
+    address: int  # at the first channel
+    last_channel: int  # of the last stage copied in steps, or -1
 
 
 class Share(NamedTuple):
@@ -51,7 +51,7 @@ class Share(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Shared memory, and elements on their way to it."""
+    """Shared memory, and elements under way."""
 
     base: int  # address
     table: object  # as int32
@@ -60,18 +60,11 @@ class Shared(NamedTuple):
 
 
 class Load(NamedTuple):
-    aim: object
-    load: object
+    aim: object  # lists a window's sources, for a tap chunk; returns the thread's Source
+    load: object  # starts the copies to byte ``stage``, from ``channel`` and weight ``w_first`` on
 
 
 def make_load(config: Config) -> Load:
-    """Build the loads of the streamed mode.
-
-    * ``aim(table, column_tile, chunk, stride_l, signal)``: list where the tiles' window lies in x, for a tap chunk.
-      Returns the thread's Source.
-    * ``load(shared, stage, channel, signal, source, selectors, w, w_first)``: start the copies of a stage from
-      ``channel`` on, at byte ``stage``, and of its weights from ``w_first`` on.
-    """
     tile, threads, depth, pitch = config.tile, config.threads, config.depth, config.pitch
     itemsize, in_steps, per_row = tile.itemsize, config.in_steps, config.table_entries
     vector = 1 if config.turned else config.x_vector
@@ -116,7 +109,7 @@ def make_load(config: Config) -> Load:
 
     @device_function
     def load(shared, stage, channel, signal, source, selectors, w, w_first):
-        thread = recomputed(int32(cuda.threadIdx.x))  # dependents need not hold registers between stages
+        thread = recomputed(int32(cuda.threadIdx.x))  # frees registers between stages
         load_weights(int32(shared.base + stage), thread, w, w_first)
         if in_steps and channel <= source.last_channel:
             share = share_of(thread)
@@ -129,7 +122,6 @@ def make_load(config: Config) -> Load:
 
 
 def _make_load_listed(config: Config):
-    """Build the copy of a stage's x from where the table says."""
     threads, depth, pitch, itemsize = config.threads, config.depth, config.pitch, config.tile.itemsize
     turned, per_row, table_at = config.turned, config.table_entries, config.table
     vector = 1 if turned else config.x_vector
@@ -156,13 +148,14 @@ def _make_load_listed(config: Config):
                         low, high, size, _ = entry(table + z * (row_lanes * 16))
                         if not exists:
                             size = int32(0)
-                        copy_x(to_x + z * (row_lanes * vector * itemsize), signal.data, joined(low, high) + from_row,
-                               size)  # fmt: skip
+                        copy_x(
+                            to_x + z * (row_lanes * vector * itemsize), signal.data, joined(low, high) + from_row, size
+                        )
             else:
                 p = int32(p0)
                 selector = selectors.odd if row & 1 else selectors.even
                 to_row = int32(stage // itemsize + row * pitch + (selector == NEXT))
-                while p < per_row:  # several loads hide their latency
+                while p < per_row:  # loads together, for latency
                     for z in range(BATCH):
                         q = int32(min(p + z * row_lanes, per_row - 1))
                         low, high, size, _ = entry(shared.base + table_at + q * 16)
@@ -179,8 +172,7 @@ def _make_load_listed(config: Config):
 
 
 def make_window_of(config: Config):
-    """Build (``n``, ``j``) -> address of a window's first copy at the first channel, and whether all copies follow in
-    steps within the sample's signal."""
+    """Build a window's address at the first channel, and whether it lies within the signal."""
     vector, per_row, spare, turned = config.x_vector, config.copies_a_row, int(config.turned), config.turned
 
     @device_function
@@ -189,7 +181,7 @@ def make_window_of(config: Config):
         inside = n >= 0 and n < signal.batch and i >= spare and i <= signal.length - per_row * vector
         of_row = signal.first_row + int64(n) * signal.stride_n + int64(share.row) * signal.stride_c
         address = global_address(signal.data, of_row + int64(i + share.first_copy * vector))
-        if turned:  # a thread's rows are even numbers apart: all begin within a word, or none
+        if turned:  # all of a thread's rows begin within words, or none
             address = address & int64(-4)
         return address, inside and j <= signal.columns - per_row * vector
 
@@ -197,7 +189,7 @@ def make_window_of(config: Config):
 
 
 def make_load_along(config: Config):
-    """Build a thread's copies of a stage, in steps from ``address`` in x to ``to`` in shared memory."""
+    """Build a thread's copies in steps from ``address``."""
     depth, pitch, itemsize, vector = config.depth, config.pitch, config.tile.itemsize, config.x_vector
     per_row, copies, lanes, rows_at_once = config.copies_a_row, config.row_copies, config.row_lanes, config.rows_at_once
     copy = cp_async_word if config.by_words else cp_async_vector
@@ -215,7 +207,7 @@ def make_load_along(config: Config):
 
 
 def make_half():
-    """Build (x, index) -> 1 if the 16-bit ``x[index]`` is a word's upper half, else 0."""
+    """Build (x, index) -> 1 if ``x[index]`` is a word's upper half, else 0."""
 
     @device_function
     def half(x, index):
@@ -225,10 +217,9 @@ def make_half():
 
 
 def make_selectors_of(config: Config):
-    """Build the Selectors of a window whose first tile begins in sample ``n``.
+    """Build the Selectors of the windows of a tile that begins in sample ``n``.
 
-    Windows begin at even columns, stages at even channels. A window within a signal lies in that of sample n: the zeros
-    between samples outnumber the columns that taps reach back."""
+    A window within a signal is of that sample: taps reach back no further than the zeros between samples."""
     turned, half = config.turned, make_half()
 
     @device_function

@@ -1,6 +1,6 @@
-"""k5 with resident weights, loaded once into shared memory; only x streams.
+"""k5 with resident weights: only x streams.
 
-A block is ``teams`` of warps, each with tiles and a ring: stores of one hide behind products of another."""
+Each team has its own tiles and ring: stores of one hide behind products of another."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def make_kernel(config: Config) -> Kernel:
         first_channel = int32(group_tile // row_parts * channels)
         steps, out_channels = int32(loop.tap_chunks * loop.stages_a_chunk), sizes.out_per_group * sizes.groups
 
-        griddepcontrol_wait()  # for the packed weights
+        griddepcontrol_wait()  # for packed weights
         e, from_w = int32(thread * 16), global_address(weights.packed, int64(block) * steps * (w_stage // itemsize))
         while e < all_weights:
             cp_async_vector(base + e, from_w + e)
@@ -78,7 +78,7 @@ def make_kernel(config: Config) -> Kernel:
         scales = scales_of(weights.packed[uint64(weights.packed.shape[0] - 1)]) if exact else (int32(0), int32(0))
 
         column = lead - halo + me.first_column + run_of_column(me.lane >> 2, itemsize) * RUN
-        # Opaque, else each stage computes them anew.
+        # Opaque, else recomputed for each stage.
         x_at = recomputed(int32(base + team_at + ((me.lane & 3) * pair * pitch + column) * itemsize))
         w_at = recomputed(int32(base + me.warp_row * (fragments * 512) + me.lane * 16))
         acc = cuda.local.array(sums, dtype=float32)
@@ -100,7 +100,6 @@ def make_kernel(config: Config) -> Kernel:
                 st_shared(int32(base + team_at + staging_at + e * 16), float32(0), float32(0), float32(0), float32(0))
                 e = int32(e + team_threads)
 
-        # Loads run stages - 1 ahead, into the next tile.
         step, tile_now = int32(cuda.gridDim.y * teams), int32(cuda.blockIdx.y * teams + me.team)
         n_step, j_step = divmod(int64(step) * advance, sizes.columns)
         n, j = divmod(int64(tile_now) * advance, sizes.columns)
@@ -125,7 +124,7 @@ def make_kernel(config: Config) -> Kernel:
             w_now, s, selectors = int32(w_at), int32(0), selectors_of(n, signal)
             while s < steps:
                 await_copies()
-                barrier_sync(me.team + 1, team_threads)  # the stage has landed; the slot loaded next is free
+                barrier_sync(me.team + 1, team_threads)  # the stage has landed; a slot is free
                 x_now, to_stage = int32(x_at + stage), int32(stage - slot if stage > 0 else (stages - 1) * slot)
                 inverse = load_window(v, x_now, selectors, scales)
                 load(ahead, int32(to + to_stage), all_tiles, share, signal)

@@ -1,7 +1,4 @@
-"""Configurations of k5: what a block holds, and a tile's warps.
-
-A block computes ``tiles`` neighbouring tiles from the same weights. Two warps share a tile's columns; its rows are
-dealt out in fragments of 16."""
+"""Configurations: two warps share a tile's columns, and rows are dealt out in fragments of 16."""
 
 from __future__ import annotations
 
@@ -12,17 +9,15 @@ from numba_tconv.kernels.common.tensor_core.store_rows import ROUND_ROWS
 from numba_tconv.kernels.common.tensor_core.tile import COLUMNS, Tile
 
 WARP_COLUMNS = 64
-RUN = 8  # consecutive columns of a lane, one a product
+RUN = 8  # columns of a lane
 COLUMN_WARPS = COLUMNS // WARP_COLUMNS
-# Estimate beside sums and window, by operand halves.
+# By operand halves; estimated.
 OTHER_REGISTERS = {1: 32, 2: 52}
-MOST_STORES = 16  # of a warp, unrolled
+MOST_STORES = 16  # unrolled
 
 
 @dataclass(frozen=True)
 class MmaTile(Tile):
-    """A tile with whole fragments for every warp."""
-
     row_unit: int = 16
 
     @property
@@ -34,14 +29,14 @@ class MmaTile(Tile):
 class Config:
     tile: MmaTile
     fragments: int  # of 16 rows in a warp
-    tiles: int  # neighbouring, of a block
-    chunks: int  # product depths of a stage
+    tiles: int  # of a block
+    chunks: int  # depths of a stage
     stages: int
     min_blocks: int  # the register budget
     x_vector: int  # elements of a copy: 16 bytes or 4
     resident_weights: int = 0  # bytes; 0: streamed
     teams: int = 1
-    in_steps: bool = True  # windows within one signal are copied in steps
+    in_steps: bool = True  # windows within a signal are copied in steps
 
     @property
     def row_warps(self) -> int:
@@ -57,7 +52,7 @@ class Config:
 
     @property
     def halo(self) -> int:
-        """Columns of a lane's window before its own, in whole vectors."""
+        """Columns before the lane's own, in vectors."""
         vector = 16 // self.tile.itemsize
         return -(-self.tile.reach // vector) * vector
 
@@ -85,7 +80,7 @@ class Config:
 
     @property
     def pitch(self) -> int:
-        """Elements between channels, against bank conflicts (``run_of``)."""
+        """Elements between channels, against bank conflicts."""
         suits = (lambda p: p % 8 == 4) if self.tile.itemsize == 4 else (lambda p: p % 32 in (8, 24))
         least = self.copies_a_row * self.x_vector
         return next(p for p in range(least, least + 32) if suits(p))
@@ -105,14 +100,14 @@ class Config:
 
     @property
     def by_rows(self) -> bool:
-        """Whether store_rows.py stores a tile."""
+        """Whether store_rows.py stores tiles."""
         tile = self.tile
         fill = ROUND_ROWS % self.tile_warps == 0 and tile.staging >= ROUND_ROWS * tile.pitch
         return fill and tile.whole and tile.span == 1 and tile.itemsize == 4
 
     @property
     def round_bytes(self) -> int:
-        """Bytes of eight staged rows, and what lanes read beyond."""
+        """Bytes of eight rows, and of reads beyond."""
         return ROUND_ROWS * self.tile.pitch * 4 + 16
 
     @property
@@ -126,7 +121,6 @@ class Config:
 
     @property
     def row_lanes(self) -> int:
-        """Lanes that copy a row of a stage."""
         of_team = self.threads // self.teams
         if self.by_words:
             return 32 if self.turned else 16
@@ -138,7 +132,6 @@ class Config:
 
     @property
     def rows_at_once(self) -> int:
-        """Rows that a team copies at a time."""
         return self.threads // self.teams // self.row_lanes
 
     @property
@@ -159,17 +152,17 @@ class Config:
 
     @property
     def table_entries(self) -> int:
-        """Entries of the table of sources, 16 bytes each."""
+        """Entries of 16 bytes."""
         return self.width if self.by_words else self.copies_a_row
 
     @property
     def table(self) -> int:
-        """Byte offset of the table of sources."""
+        """Byte offset."""
         return self.stages * (self.x_stage + self.w_stage)
 
     @property
     def shared_bytes(self) -> int:
-        """Shared bytes; streamed: staging reuses the stages."""
+        """Streamed: staging reuses the stages."""
         if self.resident_weights:
             return self.resident_weights + self.teams * self.team_bytes
         return max(self.table + self.table_entries * 16, self.tiles * self.staging_bytes)
@@ -180,13 +173,10 @@ class Config:
         return parts * (self.fragments * RUN * 4 + 2 * self.window) + OTHER_REGISTERS[parts]
 
     def channel_chunks(self, problem: Problem) -> int:
-        """Product depths of a tap chunk, in whole stages."""
+        """Depths of a tap chunk."""
         return -(-self.tile.channel_chunks(problem) // self.chunks) * self.chunks
 
 
 def run_of(g, itemsize):
-    """Which of a warp's eight runs is column ``g`` of a product.
-
-    Even columns take the first four runs, odd ones the last four, rotated by two (4-byte elements) or one (2-byte), so
-    that a quarter-warp's accesses lie in different banks."""
+    """Which of a warp's eight runs is column ``g`` of a product, so that a quarter-warp accesses different banks."""
     return g >> 1 ^ (g & 1) * (6 if itemsize == 4 else 5)

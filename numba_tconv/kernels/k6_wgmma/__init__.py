@@ -1,1 +1,1 @@
-"""k6: producer warps copy, consumer warpgroups multiply and store."""
+"""k6: producer warps and consumer warpgroups."""

@@ -1,4 +1,4 @@
-"""The arguments of k6's kernel, and what its parts share. Host and device order fields alike."""
+"""The kernel's arguments, and tuples that its parts share."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ from .tile import Config
 
 
 class TensorMap(NamedTuple):
-    """The tensor map of x, unused where no box is fetched."""
-
     template: tuple  # 64-bit words, without an address
     room: int  # global memory, a map a block
 
 
 class Window(NamedTuple):
-    """How a stage's windows lie in shared memory (boxes.py), in bytes."""
+    """A window in shared memory (boxes.py), in bytes."""
 
-    alike_log: int  # logarithm to base 2 of boxes.Rows.alike
+    alike_log: int  # log2 of boxes.Rows.alike
     pitch: int  # between rows of a box
     shear: int  # between channels' starts in their rows
-    region: int  # of a window
+    region: int  # a window
     slot: int  # a stage
     stages: int
 
 
 class Fetch(NamedTuple):
-    """How windows are fetched; each is 0 or 1."""
+    """How windows are fetched: 0 or 1 each."""
 
     boxed: int  # where one sample owns the window
     aligned: int  # windows begin at multiples of 16 bytes
     whole_tiles: int  # samples share no tile
-    in_vectors: int  # rows begin and end there
+    in_vectors: int  # rows begin and end at them
 
 
 class Samples(NamedTuple):
@@ -70,7 +68,7 @@ class Weights(NamedTuple):
 
 
 class Target(NamedTuple):
-    """y (N, C_out, L_out), in memory order."""
+    """y (N, C_out, L_out), contiguous."""
 
     data: object
     batch: int
@@ -92,19 +90,16 @@ class Columns(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The tiles, and the loops of one."""
-
     tap_chunks: int
-    last_taps: int  # in the last tap chunk
+    last_taps: int  # of the last tap chunk
     channel_chunks: int  # depths of a tap chunk
     group_tiles: int  # row tiles a group
     row_tiles: int
     column_tiles: int
-    band: int  # column tiles, or pairs, shared by concurrent blocks
+    band: int  # column tiles, or pairs, that blocks share
 
 
 def signature_of(config: Config) -> tuple:
-    """Numba's types of the kernel's arguments, in order."""
     tile, integer = config.tile, types.int64
     stored = flat(ELEMENTS[tile.dtype].storage)
 
@@ -121,7 +116,7 @@ def signature_of(config: Config) -> tuple:
 
 
 class Tile(NamedTuple):
-    """A row tile, and the sample and column where its own outputs begin."""
+    """A row tile, and where its own outputs begin."""
 
     row_tile: int
     sample: int
@@ -129,67 +124,62 @@ class Tile(NamedTuple):
 
 
 class Step(NamedTuple):
-    """From a tile to the next."""
+    """To the next tile."""
 
     samples: int
     columns: int
 
 
 class Rows(NamedTuple):
-    """The rows of a tile."""
-
     first: int  # row of taps
-    channel: int  # first output channel
-    channels_left: int  # existing channels of the tile
+    channel: int
+    channels_left: int
 
 
 class View(NamedTuple):
-    """How a lane reads its windows of a tile and tap chunk."""
+    """How a lane reads its windows."""
 
     address: int  # in the first stage
-    rounded: bool  # to TF32, by the copy engine
-    some_outside: bool  # some lane of the warp reads outside its row
-    outside: int  # the lane's columns there (operands.make_beyond), read as zeros
+    rounded: bool  # by the copy engine
+    some_outside: bool  # ``outside`` of some lane of the warp
+    outside: int  # operands.make_beyond
     together: int  # elements a load
 
 
 class Lane(NamedTuple):
     """What a lane's windows share."""
 
-    h_step: int  # bytes from h = 0 to h = 1
+    h_step: int  # bytes to h = 1
     odd_step: int  # bytes to the next channel
     slot: int  # bytes of a stage
-    descriptor: int  # lower half, of the first weights
-    # tensor_core/split_operand.py; split ahead: first the address of the warpgroup's inverse scales.
-    scales: tuple
+    descriptor: int  # lower half, of weights
+    scales: tuple  # split_operand.scales_of; split ahead: the address of inverse scales
 
 
 class Chunk(NamedTuple):
-    """The products of a tap chunk."""
-
     add: int  # 0: overwrite the sums
     taps: int
     depths: int
 
 
 class Turn(NamedTuple):
-    """A warpgroup's turn to multiply, in ping-pong mode."""
+    """A ping-pong warpgroup's turn to multiply."""
 
     barrier: int
     parity: int
 
 
 class Origin(NamedTuple):
-    """Where a stage's window lies in x."""
+    """Where a window lies in x."""
 
     sample: int
-    element: int  # of the sample's column 0
+    element: int
     channel: int
     channels_left: int
 
 
 class Split(NamedTuple):
-    """Addresses of the first stage's ``ready`` mbarrier and inverse scales."""
+    """The first stage's ``ready`` mbarrier and inverse scales."""
 
     ready: int
     inverses: int
@@ -197,30 +187,28 @@ class Split(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """A consumer thread's sums and staging registers."""
-
     acc: object
-    total: object  # tf32x3: sums of ``acc`` on CUDA cores
-    values: object  # a slab (epilogue.slab_of)
+    total: object  # tf32x3: sums of ``acc``
+    values: object  # a slab
     runs: Runs
 
 
 class Leaving(NamedTuple):
-    """A thread's run that waits for the copy engine (epilogue/bulk.py)."""
+    """A run that waits for the copy engine (epilogue/bulk.py)."""
 
-    held: object  # int32: bytes, shared address, stages until due (0: none waits)
+    held: object  # int32: bytes, shared address, stages until due, or 0
     target: object  # int64: index in y
-    interval: int  # stages between two runs
+    interval: int  # stages between runs
     y: object
 
 
 class Buffers(NamedTuple):
-    """A warpgroup's staging; offsets in bytes of shared memory."""
+    """A warpgroup's staging; offsets in bytes."""
 
     shared: object
-    as_stored: object  # shared memory as elements of x
+    as_stored: object  # as elements of x
     base: int  # its address
     at: int
     extras_at: int  # of staged biases
-    turns: int  # where the warpgroups share a buffer: mbarriers, and the parity to wait for
+    turns: int  # mbarriers of a shared buffer
     parity: int

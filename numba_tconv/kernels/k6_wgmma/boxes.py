@@ -1,9 +1,9 @@
 """Boxes of x: the copy engine fetches a window in one box, however the rows of x are aligned.
 
-A tensor map needs multiples of 16 bytes. Every ``alike``-th row of x (a power of two) has the same alignment, so the
-map shows x sheared: one dimension is every ``alike``-th row, another the rows between, with the stride of x less
-``shear`` elements. Channel c of a stage is row c of a wider box, moved by ``shear`` * (c % alike) elements. Beyond a
-row's ends consumers, or where all rows are ``aligned`` the copy engine, put zeros."""
+A tensor map needs multiples of 16 bytes. Every ``alike``-th row of x (a power of two) has the same alignment. So one
+dimension of the map is every ``alike``-th row; another is the rows between, with the stride of x less ``shear``
+elements. Channel c then begins ``shear`` * (c % alike) elements into its row of the box. Outside the signal consumers
+put zeros, or the copy engine where windows are ``aligned``."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from numba_tconv.ptx import device_function
 
 from .tile import Config
 
-SPARE = 32  # elements added to a row against bank conflicts, at most
+SPARE = 32  # most elements added against bank conflicts
 
 
 @dataclass(frozen=True)
 class Rows:
     """The alignment of an input's rows."""
 
-    alike: int = 1  # row c + alike begins as row c does, modulo 16 bytes
+    alike: int = 1  # rows on to the next of the same alignment
     shear: int = 0  # elements, modulo 16 bytes, between starts of rows
     aligned: bool = True  # windows begin at multiples of 16 bytes
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A stage in shared memory, in bytes but for ``alike`` and ``stages``."""
+    """arguments.Window, but ``alike`` itself."""
 
     alike: int
-    pitch: int  # between rows of a box
-    shear: int  # between channels' starts in their rows
+    pitch: int
+    shear: int
     region: int
-    slot: int  # a stage
+    slot: int
     stages: int
 
 
 @lru_cache(maxsize=1024)
 def geometry(config: Config, rows: Rows | None) -> Geometry:
-    """The geometry of windows of ``rows``; None (filled row by row) counts as aligned."""
+    """The geometry; ``rows`` None (filled row by row) counts as aligned."""
     rows, tile = rows or Rows(), config.tile
     itemsize = tile.itemsize
     pitch = (config.pitch if rows.aligned else _pitch(config, rows)) * itemsize
@@ -72,7 +72,7 @@ def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: i
         return None  # a stage must not read the next group
     alike = rows_alike(shape, strides, tile.itemsize)
     if not alike or in_part % alike:
-        return None  # a box would reach beyond the last channel, or a split-K part begin within one
+        return None  # a box would reach beyond the last channel, or span split-K parts
     aligned = alike == 1 and not offset and tile.chunk_shift % vector == 0
     rows = Rows(alike, strides[1] % vector if alike > 1 else 0, aligned)
     overlapping = alike > 1 and rows.shear == strides[1]
@@ -82,25 +82,25 @@ def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: i
 
 
 def _narrowest(config: Config, rows: Rows) -> int:
-    """The least elements of a box's row."""
+    """The fewest elements of a box's row."""
     vector = ALIGNMENT // config.tile.itemsize
     return -(-(config.width + vector - 1 + (rows.alike - 1) * rows.shear) // vector) * vector
 
 
 @lru_cache(maxsize=1024)
 def _pitch(config: Config, rows: Rows) -> int:
-    """The elements of a box's row with the fewest bank conflicts."""
+    """Elements of a box's row, against bank conflicts."""
     narrowest, vector = _narrowest(config, rows), ALIGNMENT // config.tile.itemsize
     pitches = range(narrowest, min(narrowest + SPARE, LARGEST_BOX) + 1, vector)
     return min(pitches, key=lambda pitch: wavefronts(config, rows, pitch))
 
 
 def wavefronts(config: Config, rows: Rows, pitch: int) -> int:
-    """Wavefronts of a warp's load of its windows' first elements; ``pitch`` in elements."""
+    """Wavefronts of a warp's first load; ``pitch`` in elements."""
     itemsize = config.tile.itemsize
-    words = max(1, gcd(4, rows.shear) * itemsize // 4)  # of a lane's load
+    words = max(1, gcd(4, rows.shear) * itemsize // 4)
     log = rows.alike.bit_length() - 1
-    taken = defaultdict(set)  # words in a bank, by 128 bytes
+    taken = defaultdict(set)
     for lane in range(32):
         channel = lane % 4 * (4 // itemsize)
         element = place.py_func(channel, log, pitch, rows.shear) + column_of(0, lane, 0, 0)
@@ -111,7 +111,7 @@ def wavefronts(config: Config, rows: Rows, pitch: int) -> int:
 
 
 def template_map(shape: tuple, strides: tuple, offset: int, config: Config, rows: Rows) -> tuple[int, ...]:
-    """The tensor map of an input as in ``rows_of``, without its address, as 64-bit words."""
+    """An input's tensor map as 64-bit words, without the address."""
     (batch, channels, length), itemsize = shape, config.tile.itemsize
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
     return encode(

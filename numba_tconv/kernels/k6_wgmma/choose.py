@@ -1,7 +1,7 @@
-"""The choice of k6's configuration, by a cost model.
+"""The choice of a configuration by a cost model, fitted to measurements.
 
-A stage lasts as long as its products plus the copy engine's work. The epilogue hides behind products unless both
-warpgroups store together. Memory traffic overlaps but for a share EXPOSED. Constants are fitted to measurements."""
+A stage lasts as long as its products plus its copies. Stores hide behind products unless both warpgroups store
+together."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from .tile import BLOCKS, CONSUMERS, MOST_STAGES, Config, channel_chunks, column
 CLOCK = 1.755e6  # clocks a millisecond
 BANDWIDTH = 3.704e9  # bytes a millisecond
 LOADED = 3.83e7  # bytes of resident weights a millisecond
-EXPOSED = 0.05  # share of the shorter of memory's and compute's time that does not hide
+EXPOSED = 0.05  # of the shorter of memory's and compute's time
 BULK_TRAFFIC = 1.096  # factor of memory time
-ENDS = 667  # bytes of traffic, times an element's, for a run's unaligned ends
+ENDS = 667  # bytes of a run's unaligned ends, times an element's
 # Clocks, and factors:
 PRODUCT = 0.155  # a row of a 64-column product
 SPLIT = 2.5  # factor of split products
 WINDOW_ROW, WINDOW_BYTE = 6.2, 0.03  # the copy engine's, a row and a byte
-# Slowdown by the share of the ring that is missing: cooperative, and ping-pong.
+# Slowdown by the missing share of the ring: cooperative, ping-pong.
 SHALLOW, SHALLOW_IN_TURN = 1.6, 2.75
-ALONE = 641  # a stage beside its products, while the other warpgroup stores
+ALONE = 641  # a stage, beside a store
 BULK, BULK_ROW = 50, 18.7  # a tile, a row
 BULK_BYTE = 0.0348  # a byte of a round that leaves before the next
-# A row by store_runs.py; its factor in 16 bits; a row by epilogue/rows.py; the factor with a shared buffer.
+# A row by store_runs.py, its factor in 16 bits; a row by rows.py; the factor with a shared buffer.
 RUNS_ROW, HALVES, ROUNDS_ROW, IN_TURN = 81.8, 1.162, 48.7, 0.654
 # A part of the phases: a tile's and a row's stores, a stage, SHALLOW.
 PART, PART_ROW, PART_STAGE, PART_SHALLOW = 1500, 45, 200, 1.1
-TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms: a launch of tail.py, and its stages
-TENSOR = 0.5  # the least PRODUCT of a part of the phases
+TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms: a launch, a stage
+TENSOR = 0.5  # least PRODUCT of a part of the phases
 
 
 def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
-    """Blocks, at most one a multiprocessor if possible; resident: as many for each row tile."""
+    """Blocks, about one a multiprocessor; resident: as many for each row tile."""
     groups = -(-column_tiles // config.regions)
     if config.resident:
         return row_tiles * max(1, min(multiprocessors // row_tiles, groups))
@@ -47,7 +47,7 @@ def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: 
 
 
 def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:
-    """The blocks, and the band of column tiles (or pairs) that concurrent blocks share."""
+    """The blocks, and Grid.band."""
     tile, blocks = config.tile, grid_of(config, row_tiles, column_tiles, multiprocessors)
     if config.resident:
         return blocks, 1
@@ -57,21 +57,21 @@ def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int
 
 
 def turns_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
-    """The turns (tiles or pairs) of the busiest multiprocessor."""
+    """Tiles, or pairs, of the busiest multiprocessor."""
     blocks = grid_of(config, row_tiles, column_tiles, multiprocessors)
-    waves = -(-blocks // multiprocessors)  # above 1 with more row tiles than multiprocessors
+    waves = -(-blocks // multiprocessors)
     return waves * -(-(-(-column_tiles // config.regions) * row_tiles) // blocks)
 
 
 def stores_of(config: Config) -> float:
-    """Clocks in which a warpgroup stores a tile."""
+    """Clocks to store a tile."""
     tile = config.tile
     if tile.part:
         return PART + PART_ROW * tile.rows
     if not config.bulk_channels:
         row = ROUNDS_ROW if config.by_rows else RUNS_ROW * (HALVES if tile.out_dtype.itemsize == 2 else 1)
         return tile.rows * row * (1 if config.paired else IN_TURN)
-    written = tile.rows * ((tile.span + 1) / 2 if tile.empty_slots else 1)  # empty slots cost half
+    written = tile.rows * ((tile.span + 1) / 2 if tile.empty_slots else 1)
     waits = (tile.channels // config.bulk_channels - 1) * BULK_BYTE * config.buffer_bytes * config.regions
     return BULK + BULK_ROW * written + waits
 
@@ -83,7 +83,7 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 
 def _first_stage_ms(problem: Problem, config: Config, device: Device) -> float:
-    """Predicted milliseconds of k6 and what runs before; ``problem``: split."""
+    """Predicted milliseconds; ``problem``: split."""
     p, tile = problem, config.tile
     stages = tile.tap_chunks(p) * channel_chunks(p, config)
     row_products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows
@@ -113,13 +113,12 @@ def _first_stage_ms(problem: Problem, config: Config, device: Device) -> float:
 
 
 def share(problem: Problem, config: Config, device: Device) -> float:
-    """The share of multiprocessors that have a tile without split-K, or more than 1."""
+    """Tiles, or pairs, a multiprocessor."""
     tiles = config.tile.row_tiles(problem) * problem.groups * column_tiles(problem, config)
     return tiles / (config.regions * device.multiprocessors)
 
 
 def split_configs(problem: Problem, precision: str, share: float = 0.0) -> list[Config]:
-    """The split-K configurations; ``share``: as by ``share``."""
     return [
         config
         for splits in worthwhile(problem, share)
@@ -129,13 +128,13 @@ def split_configs(problem: Problem, precision: str, share: float = 0.0) -> list[
 
 @lru_cache(maxsize=1024)
 def choose_whole(problem: Problem, precision: str) -> Config | None:
-    """The H200's cheapest configuration without split-K, or None."""
+    """The cheapest configuration without split-K, or None."""
     return min(configs(problem, precision), key=lambda config: cost(problem, config, H200), default=None)
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, precision: str) -> Config | None:
-    """The H200's cheapest configuration, or None."""
+    """The cheapest configuration on an H200, or None."""
     whole = choose_whole(problem, precision)
     if whole is None or (filled := share(problem, whole, H200)) >= 1:
         return whole

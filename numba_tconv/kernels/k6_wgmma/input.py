@@ -1,8 +1,8 @@
-"""How k6 takes its input: as it lies, or copied first.
+"""How k6 takes its input: as it lies, or copied.
 
-* In rows that begin at multiples of 16 bytes, where no tensor map describes x (boxes.py).
-* Joined, for short samples in parts of the phases (epilogue/part.py): samples lie end to end as one row a channel, with
-  zeros between, so every window is one box and few columns are wasted."""
+* In aligned rows, where no tensor map describes x (boxes.py).
+* Joined, for short samples in parts of the phases (epilogue/part.py): a channel's samples lie end to end, with zeros
+  between, so every window is one box and few columns are wasted."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ from numba_tconv.runtime.kernel import Kernel
 from .boxes import Rows, rows_of
 from .tile import Config, sample_columns
 
-COPY, FILL = 0.004, 0.0015  # ms of a copy, fitted: launch; more if joined
-BANDWIDTH = 1.5e9  # bytes of input copied a millisecond, fitted
+COPY, FILL = 0.004, 0.0015  # ms: launch; more if joined
+BANDWIDTH = 1.5e9  # bytes a millisecond
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input as k6 reads it, after ``copy`` if any.
-
-    ``shape``, ``strides``: in elements. ``offset``: bytes from a multiple of 16. ``rows``: see ``rows_of``."""
+    """An input as k6 reads it, after ``copy``; fields as in ``rows_of``."""
 
     shape: tuple
     strides: tuple
@@ -46,12 +44,12 @@ def join(x: torch.Tensor, first: int, columns: int) -> torch.Tensor:
 
 
 def to_contiguous(x: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous copy, always new."""
+    """A new contiguous copy."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
 def input_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: int, samples: tuple[int, int]) -> Input:
-    """How k6 takes an input of this layout; ``samples``: a sample's first column and columns."""
+    """How k6 takes an input; ``samples``: tile.sample_columns."""
     batch, channels, length = shape
     if config.joined:
         row = batch * samples[1]
@@ -69,7 +67,6 @@ def input_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: 
 
 
 def copy_kernels(problem: Problem, config: Config) -> list[Kernel]:
-    """The kernels that copy a contiguous input, if any."""
     p = split(problem, config.splits)
     shape, strides = (p.batch, p.in_channels, p.length), (p.in_channels * p.length, p.length, 1)
     copy = input_of(shape, strides, 0, config, problem.groups, sample_columns(p, config)).copy
@@ -77,13 +74,12 @@ def copy_kernels(problem: Problem, config: Config) -> list[Kernel]:
 
 
 def copy_ms(shape: tuple, config: Config) -> float:
-    """Milliseconds of a copy in rows."""
     batch, channels, length = shape
     return COPY + batch * channels * length * config.tile.itemsize / BANDWIDTH
 
 
 def cost(shape: tuple, config: Config, groups: int, samples: tuple[int, int]) -> float:
-    """Milliseconds of a contiguous input beside products and stores."""
+    """Milliseconds of copying a contiguous input, if needed."""
     _, channels, length = shape
     taken = input_of(shape, (channels * length, length, 1), 0, config, groups, samples)
     return 0 if taken.copy is None else copy_ms(taken.shape, config) + FILL * config.joined

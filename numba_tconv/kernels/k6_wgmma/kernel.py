@@ -3,16 +3,13 @@
     x, w --TMA--> ring of stages in shared memory --window--> registers --wgmma--> sums --staging--> y
           producers (4 warps)                      consumers (2 x 128 threads)
 
-* producer.py, boxes.py: the copy engine fetches a window in one box, rounded to TF32; windows shared by samples are
-  filled row by row. Weights arrive in wgmma's order, once if they fit (resident), else with every stage (streamed).
-* mainloop.py, operands.py: x is the register operand, because TF32 wgmma takes shared operands only with contiguous
-  channels. A lane owns four consecutive columns, so one window serves all taps of a stage.
-* epilogue/: staged sums leave as aligned runs; parts of a long stride's phases go straight to memory.
+* schedule.py, producer.py, boxes.py: fill the ring, a window in one box or, where samples share it, row by row.
+* operands.py, mainloop.py: a lane's window of four columns serves all taps.
+* epilogue/: stages sums and writes aligned runs; parts of a long stride's phases go straight to memory.
 * input.py copies what no tensor map describes. tail.py computes a lone last column.
 
-Resident weights: ping-pong, the warpgroups take alternate tiles. Streamed weights or split operands (tf32x3):
-cooperative, neighbouring tiles from the same stages, which halves the traffic of weights. choose.py picks height, mode,
-store and split-K. Latency limits the mainloop: it does not divide.
+*Ping-pong* (resident weights): the warpgroups take alternate tiles. *Cooperative* (streamed weights or tf32x3): they
+take neighbouring tiles from the same stages.
 
 Measured (H200, kb64, tf32): 1.28 ms, 1.5 times k5."""
 
@@ -86,13 +83,12 @@ from .schedule import make_follow, make_locate
 from .tail import make_kernel as tail_kernel
 from .tile import BLOCKS, CONSUMERS, PRODUCERS, REGISTERS, THREADS, Config, configs
 
-BULK = 1 << 15  # bytes of one bulk copy of weights, at most
+BULK = 1 << 15  # most bytes of a bulk copy
 # k5 is faster below both.
 FEWEST_ROWS, FEWEST_TURNS = 64, 3
 
 
 def _make_rows_of(config: Config):
-    """Build ``rows_of`` a row tile."""
     phases, channels, row_parts = config.tile.phases, config.tile.channels, config.tile.row_parts
 
     @device_function
@@ -118,19 +114,19 @@ def make_kernel(config: Config) -> Kernel:
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
     empty_slots, all_staging = tile.empty_slots, config.staging_bytes // 4
     own_staging, extras_at, own_extras = config.own_staging, config.extras_at, config.extras
-    block_sums, operands = rows // 2, parts * 2 * window  # registers a lane
+    block_sums, operands = rows // 2, parts * 2 * window
     all_sums, all_operands = BLOCKS * block_sums, unroll * operands
     ahead = config.split_ahead
-    exact = parts == 2  # sums are added on CUDA cores
+    exact = parts == 2
     all_totals = all_sums if exact else 1
     storage = ELEMENTS[tile.dtype].storage
     wait_for_all = wgmma_wait(0)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
     produce, mainloop, view_of = make_produce(config), make_mainloop(config), make_view(config)
     turns, _ = make_locate(config)
-    turns_on = 1 if paired else CONSUMERS  # from a warpgroup's turn to its next
+    turns_on = 1 if paired else CONSUMERS
     first_tile, tile_after = make_follow(config, turns_on)
-    # Locating the next tile before the store pays with one phase and no split operands.
+    # Locating the next tile before the store pays only with one phase.
     keeps_rows, looks_ahead = resident and not exact, not exact and phases == 1
     epilogue = make_epilogue(config)
     aim_tile, store_tile, finish = epilogue.aim, epilogue.store, epilogue.finish
@@ -163,7 +159,7 @@ def make_kernel(config: Config) -> Kernel:
             for stage in range(most_stages):
                 init_stage(copied, stage, 1, 128 * CONSUMERS if paired else 128)
                 if ahead:
-                    mbarrier_init(ready + 8 * stage, 32)  # lanes of the splitting warp
+                    mbarrier_init(ready + 8 * stage, 32)
             mbarrier_init(weights_full, 1)
             for s in range(CONSUMERS):
                 mbarrier_init(product_turn + 8 * s, 4)
@@ -181,7 +177,7 @@ def make_kernel(config: Config) -> Kernel:
             x_map = tensor_map.room + int64(cuda.blockIdx.x) * MAP_BYTES
             if warp == CONSUMERS * 4 and fetch.boxed:
                 publish(tensor_map.template, x.address - x.early * itemsize, x_map, base + map_at, lane)
-            griddepcontrol_wait()  # until weights are packed
+            griddepcontrol_wait()  # for packed weights
             griddepcontrol_launch_dependents()
             if resident and thread == CONSUMERS * 128:
                 mbarrier_arrive_expect_tx(weights_full, all_weights)
@@ -281,8 +277,7 @@ def make_kernel(config: Config) -> Kernel:
                 if exact:
                     rows_now = rows_of(row_tile, grid.group_tiles, channels.out_per_group)
                 extra = extra_of(out, rows_now.channel, rows_now.channels_left, int32(thread & 127))
-                place, straight = aim_tile(n, j, rows_now.first, rows_now.channel,
-                                               rows_now.channels_left, out, me)  # fmt: skip
+                place, straight = aim_tile(n, j, rows_now.first, rows_now.channel, rows_now.channels_left, out, me)
                 turn = int32(turn + turns_on)
                 next_n, next_j = n, j
                 if looks_ahead and turn < count:
@@ -314,8 +309,7 @@ class WarpgroupMatrix(TensorRung):
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
 
     def unsuited(self, problem, dtype, precision, device):
-        """Why k5 is the better rung (small tiles with short sums), or None."""
-        tile = configs(problem, precision)[0].tile  # the highest
+        tile = configs(problem, precision)[0].tile
         fewest, stages = FEWEST_ROWS // tile.parts, tile.tap_chunks(problem) * tile.channel_chunks(problem)
         if tile.rows < fewest and stages < FEWEST_TURNS:
             return (

@@ -1,4 +1,4 @@
-"""The mainloop of k6: a consumer warpgroup's products of a tile."""
+"""The mainloop: a warpgroup's products of a tile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRIDE = 128  # bytes between the weights' core matrices along n
 
 
 def _first_column(config: Config) -> int:
-    """The first column that a wide window loads at once, to save registers; the rest follows the first products."""
+    """Columns before this one are loaded after the first products, to save registers."""
     tile = config.tile
     tap_groups = -(-tile.tap_chunk // MOST_SPLIT_TAPS)
     if not config.split_ahead or tap_groups == 1 or tile.several_chunks:
@@ -35,10 +35,10 @@ def _first_column(config: Config) -> int:
 
 
 def _make_multiply(config: Config):
-    """Build the products of a depth whose window is loaded.
+    """Build the products of a depth.
 
-    In tf32x3 at most MOST_SPLIT_TAPS taps are summed in ``acc``, smallest products first, then added to ``total`` on
-    CUDA cores, because tensor cores truncate."""
+    Tensor cores truncate sums. In tf32x3, ``acc`` sums at most MOST_SPLIT_TAPS taps, smallest products first, and CUDA
+    cores add it to ``total``."""
     tile = config.tile
     rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.operand_size
@@ -50,10 +50,9 @@ def _make_multiply(config: Config):
 
     @device_function
     def multiply_tap(acc, v, at, b, block, part, descriptor, add):
-        """Issue the products of tap ``b`` and a block of columns.
+        """Issue tap ``b``'s products for a block of columns.
 
-        ``at``: the depth's first register in ``v``. ``part``: of the three split products; two are small.
-        ``descriptor``: lower half."""
+        ``at``: the depth's first register in ``v``. ``part``: of three split products. ``descriptor``: lower half."""
         x_part = 1 if parts == 2 and part == 0 else 0
         w_part = 1 if parts == 2 and part == 1 else 0
         q = at + 2 * x_part * window + halo - b * step + 2 * block
@@ -72,7 +71,7 @@ def _make_multiply(config: Config):
 
     @device_function
     def multiply_taps(sums, v, at, descriptor, first, count, inverse, offset, view, lane):
-        """Add the products of ``count`` split taps to the totals."""
+        """Add ``count`` split taps to the totals."""
         acc, total = sums.acc, sums.total
         wgmma_fence()
         for block in range(BLOCKS):
@@ -91,7 +90,6 @@ def _make_multiply(config: Config):
 
     @device_function
     def multiply_exactly(sums, v, at, descriptor, add, taps, inverse, offset, view, lane):
-        """``multiply`` for split operands, a few taps at a time; by twos where the last chunk has fewer."""
         if several_chunks and taps < chunk:
             for b in range(0, chunk - 1, 2):
                 if b + 1 < taps:
@@ -109,12 +107,12 @@ def _make_multiply(config: Config):
 
 
 def make_mainloop(config: Config):
-    """Build ``mainloop``, over one tile and tap chunk: wait for a stage, load its window, multiply, release the stage.
+    """Build ``mainloop``: for each stage of a tap chunk, wait, load the window, multiply, release the slot.
 
     With resident weights a slot is released once its products are issued: the window is in registers. Streamed weights
-    are read by the tensor cores, so their slot is released after the products. Every thread arrives on ``empty``."""
+    are read by the products, so their slot is released after them. Every thread arrives, for racecheck."""
     tile, resident, unroll, ping_pong = config.tile, config.resident, config.unroll, not config.paired
-    single = config.depths == 1  # each depth is a stage
+    single = config.depths == 1
     load_window, multiply_depth = make_window(config, _first_column(config)), _make_multiply(config)
     wait_for_older, exact = wgmma_wait(unroll - 1), tile.parts == 2
     depth_weights, operands, lane_rows = tile.depth_weights, tile.parts * 2 * (4 + tile.halo), lane_rows_of(tile)
@@ -123,7 +121,7 @@ def make_mainloop(config: Config):
 
     @device_function
     def one_depth(sums, v, z, pipe, slot, view, lane, taps, add, descriptor):
-        """Load and multiply the ``z``-th unrolled depth; return the next slot."""
+        """The ``z``-th unrolled depth; returns the next slot."""
         offset = recomputed(int32(slot.stage * lane.slot))  # before the wait, off the critical path
         if single or z == 0:
             wait_full(pipe, slot)
@@ -142,7 +140,7 @@ def make_mainloop(config: Config):
             release(pipe, slot.stage)
         if not exact:
             wait_for_older()
-        if not resident:  # products that ended no longer read the ring
+        if not resident:
             if unroll == 1:
                 release(pipe, slot.stage)
             elif add and (single or z == 0):
@@ -155,8 +153,7 @@ def make_mainloop(config: Config):
     def mainloop(sums, v, pipe, slot, view, lane, chunk, descriptor, leaving, turn):
         """Consume a tap chunk's stages from ``slot`` on, while the last tile's runs leave (epilogue/bulk.py).
 
-        ``v``: operand registers. ``descriptor``: of resident weights. ``turn``: to wait for in ping-pong mode. Returns
-        the next stage, its parity, and the next descriptor."""
+        ``descriptor``: of resident weights. Returns the next stage, parity and descriptor."""
         add = chunk.add
         if ping_pong and add == 0:
             mbarrier_wait(turn.barrier, turn.parity)

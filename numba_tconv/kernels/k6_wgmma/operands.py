@@ -1,4 +1,4 @@
-"""The register operand of k6's products: a lane's window of x."""
+"""The register operand: a lane's window of x."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ ALIGNED = 0  # a value of View.together
 
 
 def halves(low, high):
-    """prmt's selector of two halves: 0 and 1 of the first word, 2 and 3 of the second."""
+    """prmt's selector of two halves: 0, 1 of the first word, 2, 3 of the second."""
     return sum((2 * half + byte) << (8 * z + 4 * byte) for z, half in enumerate((low, high)) for byte in range(2))
 
 
 def lane_rows_of(tile: Tile) -> int:
-    """Rows of x (16-bit: pairs) of which a lane has a window."""
+    """Rows of a lane's window (16-bit: pairs of channels)."""
     return SPLIT_ROWS if tile.parts == 2 else 2
 
 
 def make_beyond(config: Config):
-    """Build ``beyond``: columns of a lane's window before its row, plus 256 times those behind.
-
-    ``element``: the window's first column, in a row of ``length`` elements."""
+    """Build ``beyond``: a window's columns before its row, plus 256 times those behind; ``element``: its first."""
     window = 4 + config.tile.halo
 
     @device_function
@@ -41,18 +39,15 @@ def make_beyond(config: Config):
 
 
 def make_window(config: Config, first: int = 0, end: int | None = None):
-    """Build ``window``: loads a lane's window as operand registers, ``parts`` times two rows of ``window``.
+    """Build the load of a lane's window as operands: two rows of ``window`` registers, four of split operands.
 
-    Register (h, q) of an operand half holds column q for channels k = t + 4*h or, with 16-bit elements, k = 2*t + 8*h
-    and the next. With q = halo - shift + 2*block + half it is register 2*h + half of A (tensor_core/fragments.py).
-    Split operands come from channels t, t + 4, t + 8 and t + 12. Split ahead, the rows are hi and lo of the first two,
-    then of the others; only then may ``first`` and ``end``, multiples of four, limit the columns.
+    Register (h, q) holds column q of channel t + 4*h or, in 16 bits, of 2*t + 8*h and the next. With q = halo - shift +
+    2*block + half it is register 2*h + half of A (tensor_core/fragments.py). Split operands have channels t, t + 4,
+    t + 8 and t + 12; split ahead, hi and lo of the first two, then of the others. Only then may ``first`` and ``end``,
+    multiples of four, limit the columns.
 
-    ``offset``: bytes from the first stage, a multiple of 16. View.together is 4, 2 or 1, as all rows' alignment allows,
-    or ALIGNED: 4, and rows begin at multiples of 16 bytes and are rounded. View.outside is unused if ALIGNED or split
-    ahead.
-
-    Returns the factor of the products' sums; 1 unless the lane splits."""
+    ``offset``: bytes from the first stage, a multiple of 16. View.together is 4, 2 or 1, or ALIGNED: rounded rows that
+    begin at multiples of 16 bytes. Returns the factor of the products; 1 unless the lane splits."""
     if config.tile.itemsize == 2:
         return _make_halves(config)
     return _make_singles(config, first, 4 + config.tile.halo if end is None else end)
@@ -74,7 +69,7 @@ def _make_clear(config: Config):
     return clear
 
 
-# Barriers keep branches of the loads from merging into predicated loads. The slowest comes first: tests cost clocks.
+# Barriers keep branches from becoming predicated loads. The slowest comes first: tests cost clocks.
 
 
 def _make_singles(config: Config, first: int, end: int):
@@ -136,7 +131,6 @@ def _make_halves(config: Config):
 
     @device_function
     def interleave(v, at, even, odd):
-        """Turn two columns of two channels from a word a channel into a word a column."""
         v[at] = prmt(even, odd, lower)
         v[at + 1] = prmt(even, odd, upper)
 
@@ -158,7 +152,7 @@ def _make_halves(config: Config):
 
     @device_function
     def words_within_one(v, at, x_at, offset, h_step, odd_step):
-        """Load where one of two neighbouring channels begins within a word."""
+        """Where one of two channels begins within a word."""
         even_within = x_at & 2
         whole_at = int32(int32(x_at + odd_step if even_within else x_at) + offset)
         parted_at = int32(int32((x_at if even_within else x_at + odd_step) & -4) + offset)
@@ -210,14 +204,13 @@ def _make_halves(config: Config):
 
 
 def make_view(config: Config):
-    """Build ``view_of``: a lane's View of the tap chunk of a tile at sample ``n`` and column ``j``.
+    """Build ``view_of``: a lane's View, for the tile at sample ``n`` and column ``j``.
 
-    ``column``: where the lane's window begins in the tile; ``x_at``: its address if the tile's is aligned to 16
-    bytes."""
+    ``column``: where the lane's window begins in the tile; ``x_at``: its address if windows are aligned."""
     tile = config.tile
     itemsize, vector, lead, halo = tile.itemsize, 16 // tile.itemsize, tile.lead, tile.halo
     shift, before = tile.chunk_shift, tile.overlap + lead
-    # Consumers round windows that the copy engine has not.
+    # Consumers round what the copy engine has not.
     some_rounded, ahead = tile.precision == "tf32", config.split_ahead
     window_start, beyond_of = make_window_start(config, int32), make_beyond(config)
 
@@ -227,14 +220,15 @@ def make_view(config: Config):
         rounded, some, beyond, together = False, False, int32(0), int32(4)
         if some_rounded or not aligned:
             if not aligned:
-                # The sample does not matter: its columns are a multiple of eight.
+                # In any sample: its columns are a multiple of eight.
                 begin = int32(int32(x.early + samples.first_column + j) - int32(before + chunk * shift))
                 x_at = int32(x_at + (begin & (vector - 1)) * itemsize)
-                begins = int32(begin | int32(x.stride_c))  # of every row, modulo 4
+                begins = int32(begin | int32(x.stride_c))
                 together = int32(1 if begins & 1 else 2 if begins & 2 else 4)
             if x.fetch.boxed:
-                _, i, rounded = window_start(n, j, chunk, True, x.fetch.whole_tiles, samples.length, samples.columns,
-                                             samples.first_column)  # fmt: skip
+                _, i, rounded = window_start(
+                    n, j, chunk, True, x.fetch.whole_tiles, samples.length, samples.columns, samples.first_column
+                )
                 if not (aligned or ahead):
                     if rounded:
                         beyond = beyond_of(int32(i + column + lead - halo), int32(samples.length))

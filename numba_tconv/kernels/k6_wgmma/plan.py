@@ -1,4 +1,4 @@
-"""The plan of a k6 launch, for all calls with tensors laid out alike."""
+"""The plan of a launch, for tensors laid out alike."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ NO_MAP = (0,) * MAP_WORDS
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch needs, whatever its tensors' values and addresses."""
-
-    copy: Callable[[torch.Tensor], torch.Tensor] | None  # of x, to be read instead
+    copy: Callable[[torch.Tensor], torch.Tensor] | None
     map_bytes: int
     packing: TensorPacking
     launch: Prepared
     tail: Prepared | None
-    second: SecondStage | None  # adds up split-K
+    second: SecondStage | None
 
 
 @lru_cache(maxsize=1024)
@@ -54,14 +52,14 @@ def plan_of(
     y_offset: int,
     device_index: int | None,
 ) -> Plan:
-    """Return the plan; ``config`` None is chosen by the cost model.
+    """The plan; ``config`` None: by the cost model.
 
     ``strides``: of x, in elements. ``offset``, ``y_offset``: bytes from a multiple of 16 to x, and from a sector to y.
     """
     config = config or choose(problem, precision or default_precision(dtype))
     second = second_stage(problem, dtype, config.splits, has_bias, early=True)
     if second:
-        has_bias, y_offset = False, 0  # partial sums are aligned by torch's allocator
+        has_bias, y_offset = False, 0  # torch's allocator aligns partial sums
     p, tile = split(problem, config.splits), config.tile
     chunks = channel_chunks(p, config)
     first, columns = sample_columns(p, config)
@@ -76,7 +74,7 @@ def plan_of(
     g = geometry(config, rows)
     in_vectors = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
     samples = Samples(p.batch, p.length, columns, first)
-    if config.joined:  # one sample, and more zeros than a window is wide
+    if config.joined:  # one sample, with more zeros than a window
         samples = Samples(1, p.batch * columns, p.batch * columns + WIDEST, 0)
     whole_tiles = samples.columns % tile.advance == 0
     packing = packing_of(p, tile, "wgmma", chunks, w)

@@ -1,6 +1,4 @@
-"""The producer warps of k6: global memory into the ring.
-
-The copy engine fetches a window of one sample as a box (boxes.py). Others are filled row by row."""
+"""The producer warps fill the ring: a window as a box (boxes.py) or, where samples share it, row by row."""
 
 from __future__ import annotations
 
@@ -34,17 +32,16 @@ from .tile import PRODUCERS, Config
 
 
 def make_window_start(config: Config, integer=int64):
-    """Build ``window_start``; int32 suffices wherever boxes are fetched."""
+    """Build ``window_start``; for boxes, int32 suffices."""
     tile, width = config.tile, config.width
     shift, before = tile.chunk_shift, tile.overlap + tile.lead
-    unused = tile.lead - tile.reach  # at the window's start, that no tap reaches
+    unused = tile.lead - tile.reach  # columns that no tap reaches
 
     @device_function
     def window_start(n, j, chunk, boxed, apart, length, columns, first):
-        """Return the sample and element where a tile's window begins, and whether it is fetched as a box.
+        """The sample and element where a window begins, and whether it is a box: used columns lie in one sample.
 
-        A box must hold one sample's inputs in its used columns. ``n``, ``j``: as in make_walk. ``boxed``, ``apart``:
-        Fetch.boxed, Fetch.whole_tiles."""
+        ``n``, ``j``: of the tile. ``apart``: Fetch.whole_tiles."""
         length, columns, first = integer(length), integer(columns), integer(first)
         j = integer(j - (before + chunk * shift))
         if apart:
@@ -53,33 +50,32 @@ def make_window_start(config: Config, integer=int64):
             n, j = int32(n - 1), integer(j + columns)
         i = integer(first + j)
         if boxed and integer(i + unused) >= length and integer(i - columns) <= integer(columns - width):
-            return int32(n + 1), integer(i - columns), True  # from the zeros before a sample on
+            return int32(n + 1), integer(i - columns), True  # from the zeros before a sample
         return n, i, boxed and i <= integer(columns - width)
 
     return window_start
 
 
-# 16-bit elements loaded before any is stored; more would spill
-TOGETHER = 2
+TOGETHER = 2  # 16-bit elements loaded before any is stored; more would spill
 
 
 class Piece(NamedTuple):
-    """Elements of TOGETHER channels, copied through registers."""
+    """Elements under way, of TOGETHER channels."""
 
     x: object
     values: object
-    source: int  # index in x of the first channel's
+    source: int  # index in x
     channel: int
-    channels_left: int  # that exist there
+    channels_left: int
     shared: object
     element: int  # of the window
     stride_c: int
     window: object
-    at: int  # byte offset of the window in shared memory
+    at: int  # byte of the window
 
 
 def make_fill(config: Config):
-    """Build ``fill_in_vectors`` and ``fill``: a warp fills a window without a box before it arrives at ``barrier``."""
+    """Build ``fill_in_vectors`` and ``fill``, for windows that are no boxes."""
     width, itemsize, depth = config.width, config.tile.itemsize, config.depth
     storage, asynchronous, vector = ELEMENTS[config.tile.dtype].storage, itemsize == 4, 16 // itemsize
     copy, copy_vector = cp_async_to(4), cp_async_to(16)
@@ -88,7 +84,7 @@ def make_fill(config: Config):
 
     @device_function
     def fill_in_vectors(x, origin, address, lane, barrier):
-        """Fill from rows that begin and end at multiples of 16 bytes."""
+        """From rows that begin and end at multiples of 16 bytes."""
         window, samples = x.window, x.samples
         e = recomputed(lane)  # saves registers
         while e < all_vectors:
@@ -112,7 +108,6 @@ def make_fill(config: Config):
 
     @device_function
     def element_at(c, p, window, at):
-        """Byte address of element ``p`` of channel ``c``."""
         return int32(at + place(c, window.alike_log, window.pitch, window.shear) + p * itemsize)
 
     @device_function
@@ -130,9 +125,8 @@ def make_fill(config: Config):
 
     @device_function
     def fill(x, origin, base, region, shared, lane, barrier):
-        """Fill from rows of any alignment."""
         window, samples = x.window, x.samples
-        early = int32(0 if x.fetch.aligned else int32(x.early + origin.element) & (vector - 1))  # as in a box
+        early = int32(0 if x.fetch.aligned else int32(x.early + origin.element) & (vector - 1))
         at = int32(region + early * itemsize)
         lane = recomputed(lane)  # saves registers
         values = cuda.local.array(TOGETHER, dtype=storage)
@@ -163,10 +157,9 @@ def make_fill(config: Config):
 
 
 def make_produce(config: Config):
-    """Build ``produce``, the life of a producer warp.
+    """Build ``produce``: a producer warp brings every fourth stage.
 
-    Each warp brings every fourth stage alone. At most one warp a slot: two rounds ahead, it would mistake an older
-    phase for its own."""
+    At most a warp a slot copies: two rounds ahead, it would mistake an older phase for its own."""
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, config.depth, config.stage_weights, config.ring
     vector, config_depths, last = ALIGNMENT // itemsize, config.depths, regions - 1
@@ -186,8 +179,8 @@ def make_produce(config: Config):
         firsts, lasts = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         weights_at = int32(regions * region_bytes)
         window_bytes, own_weights = int32(depth * x.window.pitch), int32(stage_weights if streamed else 0)
-        # The loop over stages limits the copies: it does not divide.
-        together = int32(min(PRODUCERS, stages))  # warps that copy
+        # The loop limits copies: it does not divide.
+        together = int32(min(PRODUCERS, stages))
         at, barrier, ahead = int32(ring_at + warp * slot), int32(full + 8 * warp), int32(stages - warp)
         parity, to_empty, ring = int32(1), int32(pipe.empty - full), int32(stages * slot)
         tile_n, tile_j = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int64)
@@ -198,7 +191,7 @@ def make_produce(config: Config):
             n_step, j_step = sample_of(next_tile - column_tile, columns)
             for z in range(regions):
                 tile_n[z], tile_j[z] = sample_of(column_tile + z, columns)
-        stage = int32(warp)  # in the tap chunk
+        stage = int32(warp)
         while turn < count:
             if not resident:
                 row_tile, column_tile = locate(turn, grid)
@@ -213,7 +206,7 @@ def make_produce(config: Config):
                     n, i, in_box = window_start(tile_n[z], tile_j[z], chunk, boxed, apart, length, columns, first)
                     sample[z], start[z], by_box[z] = n, int64(i), int32(in_box)
                     announced += window_bytes if in_box else 0
-                    if split_ahead:  # the row's elements: its share of a box, or all filled
+                    if split_ahead:
                         early = int64(0 if aligned else (x.early + i) & (vector - 1))
                         firsts[z] = int32(early + (max(-i, -farthest) if in_box and not aligned else 0))
                         end = farthest if aligned else min(length - i, farthest)
@@ -226,8 +219,9 @@ def make_produce(config: Config):
                         for z in range(regions):
                             if by_box[z]:  # even beyond the last channel (tile.unroll_of)
                                 begin = int32(int32(x.early + start[z]) & -vector)
-                                cp_async_bulk_tensor_4d(base + at + z * region_bytes, x_map, begin, int32(0), row,
-                                                     sample[z], barrier)  # fmt: skip
+                                cp_async_bulk_tensor_4d(
+                                    base + at + z * region_bytes, x_map, begin, int32(0), row, sample[z], barrier
+                                )
                         if streamed:
                             cp_async_bulk(base + at + weights_at, w, weights + stage * (stage_weights // itemsize),
                                           stage_weights, barrier)  # fmt: skip

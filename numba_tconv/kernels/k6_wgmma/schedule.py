@@ -1,4 +1,4 @@
-"""The tile scheduler of k6, in 32-bit counts. Concurrent blocks share inputs and weights in L2."""
+"""The tile scheduler: concurrent blocks share inputs and weights in L2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tile import Config
 
 
 def make_locate(config: Config):
-    """Build ``turns`` (of a block) and ``locate`` (a turn's row tile and first column tile)."""
+    """Build ``turns`` (of a block) and ``locate`` (a turn's row and first column tile)."""
     resident, together = config.resident, config.regions
 
     @device_function
@@ -33,7 +33,6 @@ def make_locate(config: Config):
         if resident:
             rank = divided(block, row_tiles)
             return int32(block - rank * row_tiles), int32((rank + turn * divided(blocks, row_tiles)) * together)
-        # ``band`` groups of column tiles and a few row tiles stay in L2.
         groups = divided(grid.column_tiles + together - 1, together)
         rank = int32(block + turn * blocks)
         first = divided(rank, band * row_tiles)
@@ -45,9 +44,7 @@ def make_locate(config: Config):
 
 
 def make_walk(config: Config):
-    """Build ``sample_of`` a column tile, and ``walk`` by a step without division: a tile's sample and column.
-
-    ``columns``: of a sample."""
+    """Build a tile's sample and column: ``sample_of`` a column tile, and ``walk`` by a step, without division."""
     advance = config.tile.advance
 
     @device_function
@@ -64,9 +61,7 @@ def make_walk(config: Config):
 
 
 def make_follow(config: Config, turns_on: int):
-    """Build ``first_tile`` (with the step to the next) and ``tile_after`` for every ``turns_on``-th turn of the block.
-
-    ``own``: the warpgroup's tile in a pair. ``columns``: of a sample."""
+    """Build ``first_tile``, with the step to the next, and ``tile_after``; ``own``: the warpgroup's tile in a pair."""
     resident = config.resident
     _, locate = make_locate(config)
     sample_of, walk = make_walk(config)

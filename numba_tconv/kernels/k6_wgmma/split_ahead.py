@@ -1,7 +1,7 @@
-"""Split operands of k6 (tf32x3): producer warps replace a stage's float32 by fp16 halves, in place.
+"""Split operands (tf32x3): producer warps replace a stage's float32 by fp16 halves, in place.
 
-With many taps (Config.split_ahead) that saves work and registers of the lanes, which split what they read with few
-(operands.py). Channels t and t + 4 share a word (``split_channel``): hi in row t, lo in row t + 4."""
+With many taps (Config.split_ahead) that saves work and registers; with few, lanes split what they read (operands.py).
+Channels t and t + 4 share a word: hi in row t, lo in row t + 4."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from numba_tconv.ptx import (
 
 from .tile import Config
 
-LANES = 4  # share a row, a vector in four each
+LANES = 4  # a row
 VECTOR, BYTES = 4, 16  # of a lane's load
-STEP = LANES * BYTES  # between a lane's vectors
+STEP = LANES * BYTES
 
 
 def row_of(lane):
-    """The channel whose pair a lane splits; eight lanes read from all banks (Config.pitch)."""
+    """A lane's channel; eight lanes read from all banks (Config.pitch)."""
     return (lane >> 2 & 1) * 2 + (lane >> 3 & 1) + (lane >> 4) * 8
 
 
 def make_split_window():
-    """Build ``split_window``: a warp splits a window it has copied.
+    """Build ``split_window``, for a warp.
 
-    ``window``: layout (boxes.py). ``first``, ``last``: begin and end of its elements in a row without shear; the rest
-    becomes zeros. ``scales``: of the weights. Returns the factor of the products' sums."""
+    Elements outside ``first``, ``last`` (in a row without shear) become zeros. ``scales``: of the weights. Returns the
+    factor of the products."""
     load, own_row = ld_shared(VECTOR, float32), device_function(row_of)
 
     @device_function
@@ -54,7 +54,6 @@ def make_split_window():
 
     @device_function
     def split(at, below, upper, lower, scale):
-        """Split a vector of each of two rows."""
         a, e = split_pair(upper[0] * scale, lower[0] * scale)
         b, f = split_pair(upper[1] * scale, lower[1] * scale)
         c, g = split_pair(upper[2] * scale, lower[2] * scale)
@@ -84,7 +83,7 @@ def make_split_window():
                 largest, other = larger_magnitude(largest, upper[z]), larger_magnitude(other, lower[z])
             at = int32(at + STEP)
         exponent = exponent_of_warp(larger_magnitude(largest, other))
-        if exponent == NO_NUMBER:  # not finite: scale by the finite numbers
+        if exponent == NO_NUMBER:  # scale by the finite numbers
             largest, at = float32(0), int32(begin)
             while at < end:
                 upper, lower = load(at), load(at + below)
@@ -94,7 +93,7 @@ def make_split_window():
             exponent = exponent_of_warp(largest)
         exponent = max(exponent, least)
         scale, at = scale_of(exponent), int32(begin)
-        while at + STEP < end:  # two at a time, to overlap latency
+        while at + STEP < end:  # two at a time, for latency
             upper, lower = load(at), load(at + below)
             next_upper, next_lower = load(at + STEP), load(at + STEP + below)
             split(at, below, upper, lower, scale)
@@ -108,9 +107,7 @@ def make_split_window():
 
 
 def make_split_stage(config: Config):
-    """Build ``split_stage``: a warp splits a stage whose copies have arrived.
-
-    ``at``: address. ``slot``: 8 bytes for each slot before. ``firsts``, ``lasts``: by window."""
+    """Build ``split_stage``: a warp splits the stage at address ``at``; ``slot``: 8 bytes a stage before it."""
     last, regions, split_window = config.regions - 1, config.regions, make_split_window()
 
     @device_function
@@ -118,7 +115,7 @@ def make_split_stage(config: Config):
         ready, inverses, scales = split
         region = window.region
         z = int32(0)
-        while z < regions:  # a loop, to spare the instruction cache
+        while z < regions:  # a loop spares the instruction cache
             first, end = (firsts[0], lasts[0]) if z == 0 else (firsts[last], lasts[last])
             inverse = split_window(int32(at + z * region), window, first, end, scales, lane)
             if lane == 0:

@@ -1,8 +1,7 @@
 """The last column of every sample on CUDA cores, where it alone would take k6 one more tile.
 
-A block takes the rows of a tile that have an output there, and a few samples' inputs in shared memory. A thread takes a
-row and a share of its packed weights. Partial sums are added in a fixed order; in tf32x3 a weight's two halves first.
-Blocks may begin once the weights are packed; early blocks gather on few multiprocessors, so long sums wait."""
+A thread takes a row of a tile and a share of its weights. Partial sums are added in a fixed order. Early blocks gather
+on few multiprocessors, so long sums do not begin early."""
 
 from __future__ import annotations
 
@@ -28,16 +27,16 @@ from .tile import Config, tail_column
 THREADS = 512
 SAMPLES = 2  # a block
 LOADS = 8  # in flight, a thread
-MOST_EARLY_STAGES = 64  # of a launch that begins early
-CHANNELS = 2048  # in shared memory at a time; whole stages
+MOST_EARLY_STAGES = 64  # of an early launch
+CHANNELS = 2048  # in shared memory at a time
 INPUTS = CHANNELS * SAMPLES
 
 
 class Input(NamedTuple):
-    """x (N, C_in, L), contiguous along positions."""
+    """x, as in arguments.Input."""
 
     data: object
-    stride_n: int  # strides in elements
+    stride_n: int
     stride_c: int
 
 
@@ -49,14 +48,12 @@ class Sizes(NamedTuple):
 
 
 class RowTiles(NamedTuple):
-    group_tiles: int  # row tiles a group
+    group_tiles: int
     row_tiles: int
-    stages: int  # of a row tile's packed weights
+    stages: int  # of a row tile
 
 
 class LastColumn(NamedTuple):
-    """The column, and its outputs in each row of y."""
-
     column: int
     first_output: int
     outputs: int
@@ -64,24 +61,24 @@ class LastColumn(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """The next pieces of a thread's share: vectors of packed weights."""
+    """A thread's next vectors of weights."""
 
     packed: object
-    first: int  # stage and tap of its row's first piece, as a number of taps
+    first: int  # stage and tap, as a number of taps
     row: int
     piece: int
-    parts: int  # pieces on to the thread's next
+    parts: int  # pieces to the next
 
 
 class Products(NamedTuple):
     totals: object
-    weights: object  # loaded
-    shared: object  # inputs
+    weights: object
+    shared: object
     inverse: float  # of split weights' scale
 
 
 class Multiply(NamedTuple):
-    """Device functions (which, (Products, Pieces)) of a piece, and of LOADS of them."""
+    """Device functions (index, (Products, Pieces)) of a piece, and of LOADS."""
 
     load: Callable
     multiply: Callable
@@ -90,7 +87,7 @@ class Multiply(NamedTuple):
 
 
 def _make_multiply(tile: Tile) -> Multiply:
-    rows, depth, taps, all_parts = tile.rows, tile.depth, tile.tap_chunk, tile.parts  # parts: operand halves
+    rows, depth, taps, all_parts = tile.rows, tile.depth, tile.tap_chunk, tile.parts
     elements, vector = 16 // tile.itemsize, 16 // tile.operand_size
     block, load_weights = rows * depth // vector * elements, load_run(ELEMENTS[tile.dtype], elements)
     channels_on = tuple(map(split_channel, range(vector)))
@@ -141,7 +138,7 @@ def make_kernel(tile: Tile) -> Kernel:
         few_samples, row_tile = divided(int32(cuda.blockIdx.x), int32(tiles.row_tiles))
         group, group_tile = divided(row_tile, int32(tiles.group_tiles))
         slots = int32(channels * outputs)
-        parts = int32(THREADS // slots)  # threads a row
+        parts = int32(THREADS // slots)
         part, slot = divided(thread, slots)
         channel, phase = divided(slot, outputs)
         row = int32(channel * phases + phase)
@@ -215,10 +212,9 @@ def make_kernel(tile: Tile) -> Kernel:
 def prepare(
     problem: Problem, config: Config, x_shape: tuple, x_strides: tuple, dtype: torch.dtype, stages: int, has_bias: bool
 ) -> Prepared:
-    """Return the launch that computes the last columns.
+    """The launch: takes x, packed weights, the bias (else any tensor of ``dtype``) and y.
 
-    It takes x (N, C_in, L), positions contiguous, strides in elements; weights packed for ``config`` in ``stages``
-    stages; the bias (C_out,), else anything of ``dtype``; the output (N, C_out, L_out)."""
+    ``x_strides``: in elements; positions are contiguous. ``stages``: of a row tile."""
     p, tile, column = problem, config.tile, tail_column(problem, config)
     group_tiles, first_output = tile.row_tiles(p), column * p.stride - p.padding
     row_tiles = group_tiles * p.groups

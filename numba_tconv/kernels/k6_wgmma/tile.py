@@ -1,4 +1,4 @@
-"""Configurations of k6: tile, ring, staging, and the layout of shared memory."""
+"""Configurations, and the layout of shared memory."""
 
 from __future__ import annotations
 
@@ -13,43 +13,41 @@ from numba_tconv.kernels.common.tensor_core.tile import ANY_LENGTH, COLUMNS, WIN
 from numba_tconv.runtime.device import H200
 
 CONSUMERS, PRODUCERS = 2, 4  # warpgroups; warps
-STORE_WARPS = 4  # a warpgroup's
+STORE_WARPS = 4
 THREADS = CONSUMERS * 128 + PRODUCERS * 32
-# A consumer's and a producer's thread, without spills; all start with 168, and the sum must not grow.
+# A consumer thread's and a producer thread's; on average at most the launch's 168.
 REGISTERS = 216, 72
 BLOCKS = 2  # of 64 columns
 WIDEST = 2 * COLUMNS
-SHARED_PER_BLOCK = H200.shared_per_block  # bytes, of every card of compute capability 9.0
+SHARED_PER_BLOCK = H200.shared_per_block  # in all of compute capability 9.0
 MOST_STAGES = 12
 FEWEST_STAGES = 4
 ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
-# A sample may be padded to so many times its columns, so that samples share no window: shared windows are filled in
-# vectors of 16 bytes, else by elements.
+# Padding may multiply a sample's columns by this, so that samples share no window (filled by vectors; by elements).
 MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
-# With fewer stages, a deeper ring is worth more than a second staging buffer.
+# With fewer stages, a deeper ring beats a second staging buffer.
 SHALLOW_RING = 7
-# Where operands are split ahead: the least taps, and the most columns of a window.
-FEWEST_TAPS_AHEAD, WIDEST_SPLIT_AHEAD = 4, 16
-LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
+FEWEST_TAPS_AHEAD, WIDEST_SPLIT_AHEAD = 4, 16  # taps; columns
+LARGEST_STAGING = 24 * 1024  # bytes of a buffer, if rounds can be smaller
 LANE_OPERANDS = 48  # registers of two depths, beside 128 sums
-LANE_OPERANDS_OF_PARTS = 24  # the same without staging
+LANE_OPERANDS_OF_PARTS = 24  # without staging
 
 
 @dataclass(frozen=True)
 class Config:
     tile: Tile
-    resident: bool  # stay in shared memory, a row tile's
-    weights: int  # bytes of them
+    resident: bool  # weights stay in shared memory
+    weights: int  # bytes, if resident
     stages: int
-    unroll: int  # depths in registers at a time
-    # Staging: 2 (one a warpgroup), 1 (shared by turns), 0 (epilogue/part.py); in bulk, of each warpgroup.
+    unroll: int  # depths in registers
+    # For staging: 2 (one a warpgroup), 1 (shared by turns), 0 (epilogue/part.py); in bulk, a warpgroup's.
     buffers: int
-    bulk_channels: int = 0  # channels handed to the copy engine together, or 0
-    round_buffers: int = 1  # of each, for rows in rounds (epilogue/rows.py)
-    joined: bool = False  # samples laid end to end (input.py)
+    bulk_channels: int = 0  # handed to the copy engine together, or 0
+    round_buffers: int = 1  # of each (epilogue/rows.py)
+    joined: bool = False  # samples lie end to end (input.py)
     depths: int = 1  # of a stage: 1 or ``unroll``
-    splits: int = 1  # split-K: parts of the input channels
-    tail: bool = False  # tail.py computes every sample's last column
+    splits: int = 1
+    tail: bool = False  # tail.py computes last columns
 
     @property
     def compiled(self) -> Config:
@@ -58,12 +56,12 @@ class Config:
 
     @property
     def paired(self) -> bool:
-        """Cooperative: neighbouring tiles from the same stages; else ping-pong."""
+        """Cooperative, not ping-pong (kernel.py)."""
         return not self.resident or self.tile.parts == 2
 
     @property
     def split_ahead(self) -> bool:
-        """Producers split the operands of tf32x3."""
+        """Producers split operands (split_ahead.py)."""
         tile = self.tile
         return tile.parts == 2 and (tile.tap_chunk >= FEWEST_TAPS_AHEAD or 4 + tile.halo > WINDOW_LIMIT["tf32x3"])
 
@@ -79,7 +77,6 @@ class Config:
 
     @property
     def stage_weights(self) -> int:
-        """Bytes of packed weights of a stage."""
         return self.depths * self.tile.depth_weights
 
     @property
@@ -87,11 +84,9 @@ class Config:
         """Columns of a window."""
         return self.tile.lead + COLUMNS
 
-    # A window in a box whose rows begin at multiples of 16 bytes.
-
     @property
     def pitch(self) -> int:
-        """Elements between channels: 8 or 24 modulo 32, against bank conflicts."""
+        """Elements between channels of aligned windows, against bank conflicts."""
         return next(p for p in range(self.width, self.width + 32) if p % 32 in (8, 24))
 
     def region(self, pitch: int) -> int:
@@ -106,23 +101,21 @@ class Config:
     def slot(self) -> int:
         return self.slot_of(self.region(self.pitch * self.tile.itemsize))
 
-    # Staging for bulk stores.
-
     @property
     def bulk_pitch(self) -> int:
-        """Elements between runs, a multiple of 16 bytes, against bank conflicts."""
+        """Elements between bulk runs, against bank conflicts."""
         vector = 16 // self.tile.out_dtype.itemsize
         run = COLUMNS * self.tile.span + self.tile.spread * (self.tile.phases - 1) + vector - 1
         return (-(-run // vector) + 1) * vector
 
     @property
     def by_lanes(self) -> bool:
-        """Lanes write the bulk runs, each a row of the tile (epilogue/vectors.py)."""
+        """Stored by epilogue/vectors.py."""
         return self.bulk_channels > 0 and self.tile.span == 1
 
     @property
     def by_rows(self) -> bool:
-        """Eight rows are stored at a time (epilogue/rows.py)."""
+        """Stored by epilogue/rows.py."""
         tile = self.tile
         rounds = tile.whole and tile.span == 1 and tile.round_channels == ROUND_ROWS
         return rounds and self.buffers > 0 and not self.bulk_channels and tile.out_dtype.itemsize == 4
@@ -134,7 +127,6 @@ class Config:
 
     @property
     def bulk_runs(self) -> int:
-        """Runs in a buffer, up to whole core matrices."""
         return -(-self.tile.rows * self.bulk_channels // (self.tile.channels * self.tile.phases))
 
     @property
@@ -144,19 +136,19 @@ class Config:
 
     @property
     def own_staging(self) -> int:
-        """Bytes between the warpgroups' stagings, or 0. In bulk, one also holds tiles that samples share."""
+        """Bytes between the warpgroups' stagings, or 0; any tile must fit."""
         if self.bulk_channels:
             return max(self.buffers * self.buffer_bytes, self.tile.staging * 4)
         return self.staging_buffer if self.buffers > 1 else 0
 
     @property
     def staging_buffer(self) -> int:
-        """Bytes of a buffer that is not in bulk."""
+        """Bytes of a buffer, unless in bulk."""
         return self.round_buffers * self.round_bytes if self.by_rows else self.tile.staging * 4
 
     @property
     def round_bytes(self) -> int:
-        """Bytes of a round; lanes read up to a vector beyond its last row."""
+        """Bytes of a round, and of reads beyond."""
         return self.tile.staging * 4 + 16
 
     @property
@@ -167,14 +159,13 @@ class Config:
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of the block's staging."""
         return CONSUMERS * self.own_staging or (self.staging_buffer if self.buffers else 0)
 
     @property
     def extras_at(self) -> int:
         return self.staging + self.staging_bytes
 
-    # Byte offsets in shared memory: resident weights, ring, staging, biases, mbarriers, tensor map.
+    # Byte offsets, in order.
 
     @property
     def ring(self) -> int:
@@ -194,12 +185,12 @@ class Config:
 
     @property
     def ready(self) -> int:
-        """Split ahead: one mbarrier, then 8 bytes of inverse scales, a stage."""
+        """Split ahead: an mbarrier and 8 bytes of inverse scales a stage."""
         return self.barriers + 8 * (2 * self.stages + 1 + 2 * CONSUMERS)
 
     @property
     def map(self) -> int:
-        """The tensor map, behind the mbarriers: two a stage, one of resident weights, two turns a warpgroup."""
+        """The tensor map, behind mbarriers: two a stage, one for weights, two a warpgroup."""
         return -(-(self.ready + 16 * self.stages * self.split_ahead) // 128) * 128
 
     @property
@@ -208,8 +199,7 @@ class Config:
 
 
 def unroll_of(problem: Problem, tile: Tile, splits: int) -> int:
-    """Depths of operands that a lane holds: 2, to load during products, if registers suffice and none lies in the next
-    group.
+    """Depths of operands in registers: 2 if they fit and none lies in the next group.
 
     The next of ``splits`` parts may be read: its weights are zeros."""
     if problem.groups > splits and problem.in_channels_per_group % (2 * tile.depth):
@@ -225,7 +215,7 @@ def last_column(problem: Problem) -> int:
 
 
 def tail_column(problem: Problem, config: Config) -> int | None:
-    """A sample's single column beyond whole tiles, if tail.py can compute it."""
+    """A sample's lone column beyond whole tiles, if tail.py can compute it."""
     tile, last = config.tile, last_column(problem)
     if not tile.whole or tile.overlap or tile.empty_slots or tile.several_chunks or tile.wide_outputs:
         return None
@@ -235,7 +225,7 @@ def tail_column(problem: Problem, config: Config) -> int | None:
 
 
 def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
-    """A sample's first column and columns: if padding permits, whole tiles that share no window."""
+    """A sample's first column and columns, whole tiles if padding permits."""
     tile = config.tile
     first, needed = tile.columns(problem)
     if config.joined:
@@ -261,10 +251,9 @@ def channel_chunks(problem: Problem, config: Config) -> int:
 
 
 def configs(problem: Problem, precision: str, wide_outputs: bool = False, splits: int = 1) -> tuple[Config, ...]:
-    """A problem's configurations: heights, stagings, weights resident if they fit, else streamed (parts: both).
+    """A problem's configurations, whatever batch and length; weights are resident if they fit.
 
-    Batch and length do not matter. ``wide_outputs``: float32 in any case. ``splits``: the groups of ``problem`` are
-    parts of a group's channels (split_sums.split)."""
+    ``wide_outputs``: float32. ``splits``: parts of ``problem`` (split_sums.split)."""
     any_length = replace(problem, batch=1, length=ANY_LENGTH, output_padding=max(problem.output_padding, 0))
     found = _configs(any_length, precision, wide_outputs, splits)
     tails = (replace(config, tail=True) for config in found if tail_column(problem, config) is not None)
@@ -275,7 +264,7 @@ def configs(problem: Problem, precision: str, wide_outputs: bool = False, splits
 def _configs(problem: Problem, precision: str, wide_outputs: bool, splits: int = 1) -> tuple[Config, ...]:
     found = []
     for rows in ROW_CHOICES:
-        # Split operands need a second set of sums, so half the rows.
+        # Split operands have two sets of sums.
         split = precision == "tf32x3"
         tile = make_tile(problem, precision, rows // 2 if split else rows, WIDEST_SPLIT_AHEAD if split else None)
         if tile is None:
@@ -295,15 +284,12 @@ def _configs(problem: Problem, precision: str, wide_outputs: bool, splits: int =
 
 
 def deepest(config: Config) -> Config | None:
-    """The configuration with the deepest ring that fits."""
     rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -1))
     return next((ring for ring in rings if ring.shared_bytes <= SHARED_PER_BLOCK), None)
 
 
 def with_deep_stages(problem: Problem, config: Config) -> Config:
-    """The configuration with stages of ``unroll`` depths, if the ring is deepest and no stage spans groups.
-
-    Deep stages halve a depth's cost to copy and wait for, but also their number."""
+    """With stages of ``unroll`` depths, if the ring is deepest and no stage spans groups: fewer copies and waits."""
     unroll, own = config.unroll, problem.in_channels_per_group
     of_one_group = problem.groups == 1 or own % (unroll * config.tile.depth) == 0
     if config.stages < MOST_STAGES or not of_one_group:
@@ -312,11 +298,7 @@ def with_deep_stages(problem: Problem, config: Config) -> Config:
 
 
 def stagings(config: Config) -> Iterator[Config]:
-    """The ways to stage outputs, with aligned runs and, where possible, without.
-
-    * Bulk: all or half of a tile's channels at a time; not split operands, whose sums take the registers.
-    * Warps' stores in the largest rounds: two buffers, or one if two do not fit or leave the ring shallow.
-    * A part of the phases: none, input joined or not."""
+    """Ways to stage outputs: in bulk, for the warps' stores, or not (parts of the phases); runs aligned or not."""
     tile = config.tile
     if tile.part:
         yield from (replace(config, buffers=0, joined=joined) for joined in (False, True))
@@ -337,8 +319,7 @@ def stagings(config: Config) -> Iterator[Config]:
 
 
 def _runs(config: Config, buffers: int) -> Config:
-    """The largest rounds that keep runs in registers, else the smallest; two buffers for rows if the ring stays as
-    deep."""
+    """The largest rounds that keep runs in registers, else the smallest; two buffers if the ring stays as deep."""
     for channels in round_sizes(config.tile):
         staged = replace(config.tile, round_channels=channels)
         if staged.staging * 4 <= LARGEST_STAGING and keeps_runs(staged, STORE_WARPS):
@@ -352,6 +333,6 @@ def _runs(config: Config, buffers: int) -> Config:
 
 
 def _largest_rounds(tile: Tile, staging: int) -> Tile:
-    """The most channels a round in ``staging`` bytes, or the fewest possible."""
+    """The most channels a round in ``staging`` bytes, or the fewest."""
     tiles = [replace(tile, round_channels=channels) for channels in round_sizes(tile)]
     return next((staged for staged in tiles if staged.staging * 4 <= staging), tiles[-1])

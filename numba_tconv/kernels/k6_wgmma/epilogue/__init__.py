@@ -1,4 +1,4 @@
-"""The epilogue of k6: from a consumer warpgroup's registers to y."""
+"""The epilogue: from registers to y."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ from .rows import make_store_rows
 
 
 class Epilogue(NamedTuple):
-    """Device functions of a consumer warpgroup."""
-
-    aim: Callable  # (sample, column, row, channel, channels_left, out, thread): Place, ``straight``
-    store: Callable  # (sums, leaving, buffers, out, place, straight, extra, thread): writes a tile
-    finish: Callable  # (leaving, team): waits until shared memory has been read
+    aim: Callable  # a tile's Place, and ``straight``
+    store: Callable
+    finish: Callable  # waits until shared memory has been read
 
 
 def make_epilogue(config: Config) -> Epilogue:
-    """Build the epilogue. ``extra``: of make_extra_of.
+    """Build the epilogue; ``extra``: of make_extra_of.
 
-    A part of the phases goes straight from registers (part.py). Other sums are taken in slabs: registers have no index.
-    Tiles within one sample leave in bulk (bulk.py), rows (rows.py) or runs (store_runs.py), others by store_any.py."""
+    Parts of the phases leave from registers (part.py); tiles in one sample in bulk (bulk.py), rows (rows.py) or runs
+    (store_runs.py); others by store_any.py."""
     if config.tile.part:
         return _make_part(config)
     bulk, by_rows, by_turns = config.bulk_channels > 0, config.by_rows, not config.bulk_channels and config.buffers == 1
@@ -79,7 +77,6 @@ def make_epilogue(config: Config) -> Epilogue:
 
 
 def _make_part(config: Config) -> Epilogue:
-    """The epilogue of a part of the phases."""
     store = make_part_store(config)
 
     @device_function
@@ -98,7 +95,7 @@ def _make_part(config: Config) -> Epilogue:
 
 
 def make_extra_of(config: Config):
-    """Build the load of a bias during the products: a part's, or the tile's by the thread's number in its warpgroup."""
+    """Build the load of a thread's bias, before the store; ``number``: the thread's in its warpgroup."""
     load_type, part = ELEMENTS[config.tile.dtype].load, config.tile.part
     staged = config.bulk_channels > 0 or config.by_rows
 
@@ -118,7 +115,6 @@ def make_extra_of(config: Config):
 
 
 def _make_runs(config: Config, make_rows):
-    """Build one store from the three of store_runs.py."""
     tile = config.tile
     prepare, kept = make_prepare(tile, STORE_WARPS), keeps_runs(tile, STORE_WARPS)
     load_extra = make_load_extra(tile, STORE_WARPS, add_bias=True)
@@ -138,7 +134,7 @@ def _make_runs(config: Config, make_rows):
 
 
 def _make_rows(config: Config):
-    """Build a tile's store from a round's; a slab is several rounds or a part of one."""
+    """Build a tile's store from a round's; a slab is several rounds, or a part of one."""
     tile, exact = config.tile, config.tile.parts == 2
     rows, sums = tile.rows, tile.rows // 2
     stage_rows, sector = make_stage_rows(tile), tile.sector
@@ -192,11 +188,11 @@ def _make_rows(config: Config):
 
 
 def slab_of(config: Config) -> int:
-    """Rows taken from registers at a time."""
+    """Rows taken from registers at a time, which have no index."""
     rows, staged_rows = config.tile.rows, config.tile.rows // config.tile.rounds
     return next(r for r in range(24, 0, -8) if rows % r == 0 and (r % staged_rows == 0 or staged_rows % r == 0))
 
 
 def runs_of(config: Config) -> tuple[int, int]:
-    """Lengths of the arrays Sums.runs (store_runs.py)."""
+    """Lengths of Sums.runs (store_runs.py)."""
     return (1, 1) if config.bulk_channels or config.by_rows else runs_sizes(config.tile, STORE_WARPS)

@@ -1,7 +1,7 @@
-"""Bulk store of k6: the copy engine writes tiles whose outputs lie in one sample.
+"""Bulk store: the copy engine writes tiles in one sample.
 
-Each run is staged with the remainder by 16 bytes that it has in y. Lanes write its unaligned ends; one thread a channel
-hands the rest to the copy engine."""
+Each run is staged with the remainder by 16 bytes that it has in y. Lanes write its unaligned ends, and one hands the
+rest to the copy engine."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ SIZE, SOURCE, DUE = 0, 1, 2  # of Leaving.held
 
 
 class Tile(NamedTuple):
-    """What a tile's rounds share."""
+    """What its rounds share."""
 
     sums: object
-    column: int  # shared address of the lane's first column
+    column: int  # address of the lane's first
     buffers: object
     leaving: object
     out: object
     place: object
-    run: int  # index in y of the tile's own first output
-    pitch: int  # elements from run to run
+    run: int  # index in y of its own first output
+    pitch: int  # elements between runs
     thread: object
 
 
 def make_pitch(config: Config):
-    """Build ``pitch``: elements from run to run, with the remainder by 16 bytes of a row of y."""
+    """Build ``pitch``: elements between runs, with a row of y's remainder by 16 bytes."""
     pitch, vector = config.bulk_pitch, 16 // config.tile.out_dtype.itemsize
 
     @device_function
@@ -56,9 +56,9 @@ def make_pitch(config: Config):
 
 
 def make_hand_over(config: Config):
-    """Build ``when_due``, called once a mainloop turn, and ``at_once``: they hand a thread's run to the copy engine.
+    """Build ``when_due``, for each turn of the mainloop, and ``at_once``: a run goes to the copy engine.
 
-    Runs that leave one by one do not block the next tile's loads."""
+    Runs that leave one by one do not block loads."""
     spreads = config.spreads
 
     @device_function
@@ -74,7 +74,7 @@ def make_hand_over(config: Config):
             held = leaving.held
             due = held[DUE] == 1
             if cuda.any_sync(0xFFFFFFFF, due):  # rarely
-                cuda.syncwarp()  # keeps the compiler from predicating the branch
+                cuda.syncwarp()  # against predication
                 if due:
                     cp_async_bulk_store(leaving.y, leaving.target[0], held[SOURCE], held[SIZE])
             held[DUE] = int32(max(int32(held[DUE] - 1), int32(0)))
@@ -83,7 +83,6 @@ def make_hand_over(config: Config):
 
 
 def make_write(config: Config):
-    """Build ``write``: prepares a thread's run of the round for the copy engine."""
     whole_vectors = make_whole_vectors(config)
 
     @device_function
@@ -97,7 +96,7 @@ def make_write(config: Config):
 
 
 def make_bulk_store(config: Config):
-    """Build Epilogue's ``store``, for tiles in one sample, and ``finish``."""
+    """Build Epilogue.store, for tiles in one sample, and ``finish``."""
     tile, exact, buffers_of_round = config.tile, config.tile.parts == 2, config.buffers
     channels, tile_channels = config.bulk_channels, config.tile.channels
     span, itemsize, spreads = tile.span, tile.out_dtype.itemsize, config.spreads
@@ -118,7 +117,7 @@ def make_bulk_store(config: Config):
     def wide(shared, as_stored):
         return shared
 
-    as_outputs = wide if tile.wide_outputs else narrow  # shared memory
+    as_outputs = wide if tile.wide_outputs else narrow
 
     @device_function
     def leave(leaving):

@@ -1,7 +1,7 @@
-"""Store of k6 for tiles that hold a part of a long stride's phases: straight from registers.
+"""Store of a part of a long stride's phases: straight from registers.
 
-Such a tile has one channel, and each column is a run. A quad of lanes writes eight rows of a column to one sector.
-Columns may belong to several samples or none; lanes locate them one by one, to save registers."""
+A tile has one channel, and each column is a run: four lanes write eight rows to a sector. Columns may be of several
+samples or none; lanes locate them one by one, to save registers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ COLUMNS_OF_A_LANE = 4
 
 
 class Lane(NamedTuple):
-    """What a lane's four columns share."""
-
     sums: object
-    words: object  # what it writes at once
+    words: object
     out: object
     place: object
     sample: int
     column: int
-    row: int  # its first of eight
+    row: int
     extra: float
 
 
@@ -35,14 +33,14 @@ class Rows(NamedTuple):
     """A lane's outputs in a column."""
 
     lane: Lane
-    first: int  # index in y of its first row
-    begin: int  # that row in the column
-    size: int  # outputs of the column
+    first: int  # index in y of the first
+    begin: int  # its place in the column
+    size: int  # of the column
     column: int  # of the lane's four
 
 
 def make_place(config: Config):
-    """Build ``place``: index in y of the tile's first row, if it existed; first row with an output; their number."""
+    """Build a column's place: index in y of the tile's first row; first row inside y; rows inside."""
     stride, all_phases, phases = config.tile.stride, config.tile.taps.rows, config.tile.phases
 
     @device_function
@@ -57,7 +55,6 @@ def make_place(config: Config):
 
 
 def make_part_store(config: Config):
-    """Build the store of a tile's sums; ``extra``: the bias."""
     tile, exact, half = config.tile, config.tile.parts == 2, config.tile.rows // 2
     matrices, even_stride, halves = tile.rows // 8, tile.stride % 2 == 0, tile.out_dtype.itemsize == 2
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
@@ -67,7 +64,7 @@ def make_part_store(config: Config):
 
     @device_function
     def two_of(acc, k, q):
-        """The lane's two sums of core matrix ``k`` in column ``q``."""
+        """The lane's sums of core matrix ``k`` in column ``q``."""
         a = 4 * k + 2 * (q % 2) + q // 2 * half
         return acc[a], acc[a + 1]
 
@@ -104,13 +101,13 @@ def make_part_store(config: Config):
     def store(sums, out, place, extra, thread):
         lane = recomputed(thread.lane)
         words = cuda.local.array(4, dtype=int32)
-        # One sample has all four columns: samples begin at multiples of eight.
+        # All four are of one sample: samples begin at multiples of eight.
         sample, column = int64(place.sample), place.column + column_of_lane(thread.warp, lane, 0, 0)
         if column >= out.columns:
             sample, column = sample + column // out.columns, column % out.columns
         own = sums.total if exact else sums.acc
         of_lane = Lane(own, words, out, place, sample, column, int32((lane & 3) * 2), extra)
-        # Of two outputs at even indices, both or neither exist.
+        # Both outputs exist, or neither.
         if even_stride and (out.alignment.shift | out.length | out.padding) & 1 == 0:
             by_pairs(int32(0), of_lane)
         else:

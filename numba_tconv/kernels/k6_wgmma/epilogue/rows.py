@@ -1,4 +1,4 @@
-"""Store of k6 for float32 tiles without a stride by the warps (tensor_core/store_rows.py), a core matrix a round."""
+"""Store of float32 tiles without a stride: rounds of a core matrix (tensor_core/store_rows.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from numba_tconv.ptx import barrier_sync, device_function, ld_shared, recomputed
 
 
 def make_store_rows(config: Config):
-    """Build Epilogue's ``store``, for tiles in one sample."""
     tile, exact = config.tile, config.tile.parts == 2
     pitch, column_of_lane = tile.pitch, device_function(column_of)
     add_biases = _make_add_biases(config)
@@ -33,7 +32,7 @@ def make_store_rows(config: Config):
 
 
 def _make_add_biases(config: Config):
-    """Build the addition of each row's bias, through shared memory at ``at``."""
+    """Build the addition of biases, through shared memory at ``at``."""
     rows, sums = config.tile.rows, config.tile.rows // 2
     load = ld_shared(1, float32)
 
@@ -62,7 +61,7 @@ def _make_add_biases(config: Config):
 
 
 def _make_stage(config: Config):
-    """Build the staging of eight rows; ``column``: address of the lane's first column and row."""
+    """Build the staging of eight rows; ``column``: address of the lane's first."""
     sums_of_half, pitch = config.tile.rows // 2, config.tile.pitch
 
     @device_function

@@ -1,11 +1,7 @@
-"""Staging of k6: sums into shared memory as they will lie in y, several in one store if possible.
+"""Staging: sums into shared memory as they will lie in y.
 
-A lane holds two neighbouring rows in four neighbouring columns. Contiguous in y are
-
-* without a stride, the four columns of a row: stored by fours or twos;
-* with an even stride, no dilation and taps in all phases, the two rows of a column: stored by twos.
-
-Wider stores need all runs of the round at multiples of as many outputs. Else each sum is stored by itself."""
+A lane holds two rows in four columns. Without a stride it stores a row's columns by fours or twos; with an even stride,
+no dilation and taps in all phases a column's rows by twos; else, or where runs are not so aligned, by ones."""
 
 from __future__ import annotations
 
@@ -31,31 +27,29 @@ from numba_tconv.ptx import (
     st_shared_v2_f32,
 )
 
-BATCH = 8  # core matrices whose biases are loaded together, to hide latency
+BATCH = 8  # core matrices' biases loaded together
 
 
 class Round(NamedTuple):
-    """A round of staging, for a lane."""
-
-    extra_at: int  # shared address of its biases
+    extra_at: int  # address of its biases
     row: int  # the lane's first of eight
     first: int  # core matrix
-    pitch: int  # bytes from run to run
-    extras: object  # loaded biases
+    pitch: int  # bytes between runs
+    extras: object
 
 
 class Matrix(NamedTuple):
-    """What a lane stages of a core matrix."""
+    """A lane's part of a core matrix."""
 
-    acc: object  # sums
-    columns: tuple  # addresses of the lane's four, in writing order
-    odd: bool  # that order begins with an odd column
-    far: bool  # with one of the second two
+    acc: object
+    columns: tuple  # addresses, in writing order
+    odd: bool  # the first is odd
+    far: bool  # the first is 2 or 3
     round: Round
 
 
 class Pieces(NamedTuple):
-    """Device functions (core matrix, Matrix): load the lane's two biases; store by ones, twos and fours."""
+    """Device functions (core matrix, Matrix)."""
 
     load_extras: Callable
     one: Callable
@@ -64,32 +58,30 @@ class Pieces(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Device functions of a lane's two rows."""
-
     load_extras: Callable
     staged: Callable
 
 
 def rotation(lane, span):
-    """The column that a lane writes first, against bank conflicts."""
+    """The lane's first column, against bank conflicts."""
     return 0 if span % 2 == 1 and span > 1 else lane & 3 if span <= 2 else lane >> 3 & 3
 
 
 def rotation_of_pairs(lane, span):
-    """``rotation`` for two outputs at a time; for span 1, the first column of a pair."""
+    """``rotation`` by twos; for span 1, a pair's first column."""
     return lane & 2 if span == 1 else 0 if span // 2 % 2 == 1 and span > 2 else (lane >> 2 ^ lane >> 3) & 3
 
 
 def pairs_phases(tile: Tile) -> bool:
-    """Whether a lane's two rows are neighbouring outputs of one channel."""
+    """Whether a lane's two rows are neighbouring outputs."""
     return tile.span % 2 == 0 and tile.span == tile.phases and tile.spread == 1
 
 
 def make_stage(config: Config, matrices: int):
-    """Build the staging of a round of ``matrices`` core matrices from ``first`` on.
+    """Build the staging of a round: ``matrices`` core matrices from ``first`` on.
 
-    ``column``: address of the lane's first column in the first run. ``extra_at``: of the round's biases. ``pitch``:
-    bytes from run to run. ``begin``: outputs from a multiple of 16 bytes to the first run."""
+    ``column``, ``extra_at``: addresses of the lane's first column and of biases. ``pitch``: bytes between runs.
+    ``begin``: outputs from a multiple of 16 bytes to the first run."""
     tile = config.tile
     span, itemsize = tile.span, tile.out_dtype.itemsize
     pieces, batch_rows = make_pieces(config), 2 * BATCH
@@ -101,9 +93,12 @@ def make_stage(config: Config, matrices: int):
 
     @device_function
     def from_column(column, first):
-        """Addresses of the lane's columns, cyclically from ``first``."""
-        return (column + first * step, column + (first + 1 & 3) * step, column + (first + 2 & 3) * step,
-                column + (first + 3 & 3) * step)  # fmt: skip
+        return (
+            column + first * step,
+            column + (first + 1 & 3) * step,
+            column + (first + 2 & 3) * step,
+            column + (first + 3 & 3) * step,
+        )
 
     @device_function
     def stage(first, acc, column, extra_at, lane, pitch, begin):
@@ -123,7 +118,7 @@ def make_stage(config: Config, matrices: int):
 
 
 def _in_batches(piece, load_extras, matrices: int):
-    """Build (first core matrix, state): ``load_extras``, then ``piece``, batch by batch."""
+    """Build ``load_extras``, then ``piece``, by batches."""
     number = min(BATCH, matrices)
     load_all, put_all = repeated(load_extras, number), repeated(piece, number)
 
@@ -145,25 +140,25 @@ def _in_batches(piece, load_extras, matrices: int):
 
 
 def _make_rows(config: Config) -> Rows:
-    """Build where the lane's rows are staged, and the load of their biases."""
     spread, phases, itemsize = config.tile.spread, config.tile.phases, config.tile.out_dtype.itemsize
     aligned_rows, load, same_channel = 8 % phases == 0 or phases % 8 == 0, ld_shared(1, float32), phases % 2 == 0
 
     @device_function
     def row_of(k, r, round):
-        """Byte offsets of row ``r`` of core matrix ``k``, and of its bias."""
+        """Byte offsets of the row and of its bias."""
         pitch, k = round.pitch, int32(k - round.first)
-        if aligned_rows:  # the lane's share and the compile-time share
+        if aligned_rows:
             channel, phase = int32(uint32(r) // uint32(phases)), int32(uint32(r) % uint32(phases))
             before = int32(8 * k // phases)
-            return (int32(channel * pitch + (phase + 8 * k % phases) * (spread * itemsize) + before * pitch),
-                    int32(channel * 4 + before * 4))  # fmt: skip
+            return (
+                int32(channel * pitch + (phase + 8 * k % phases) * (spread * itemsize) + before * pitch),
+                int32(channel * 4 + before * 4),
+            )
         channel = int32(uint32(8 * k + r) // uint32(phases))
         return int32(channel * pitch + (8 * k + r - channel * phases) * (spread * itemsize)), int32(channel * 4)
 
     @device_function
     def place_of(k, round):
-        """Index of core matrix ``k``'s loaded biases."""
         return int32(uint32(k - round.first) % uint32(BATCH)) * 2
 
     @device_function
@@ -178,7 +173,6 @@ def _make_rows(config: Config) -> Rows:
 
     @device_function
     def staged(k, z, round):
-        """Offset of the lane's row ``z`` of core matrix ``k``, and its bias."""
         at, _ = row_of(k, int32(round.row + z), round)
         return at, round.extras[place_of(k, round) + (0 if same_channel else z)]
 
@@ -188,12 +182,12 @@ def _make_rows(config: Config) -> Rows:
 def make_pieces(config: Config) -> Pieces:
     tile, rows = config.tile, _make_rows(config)
     itemsize, sums, halves, staged = tile.out_dtype.itemsize, tile.rows // 2, tile.out_dtype.itemsize == 2, rows.staged
-    span = tile.span if tile.empty_slots else 1  # each column's outputs that no row reaches
+    span = tile.span if tile.empty_slots else 1  # outputs of a column; gaps get the bias
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
 
     @device_function
     def rotated(acc, a, odd, far, i):
-        """The ``i``-th to be written of a row's four sums, from ``a`` on."""
+        """The ``i``-th written of a row's sums, from ``a`` on."""
         z0, z1, z2, z3 = acc[a], acc[a + 2], acc[a + sums], acc[a + sums + 2]
         if i % 2 == 1:
             z0, z1, z2, z3 = z1, z2, z3, z0

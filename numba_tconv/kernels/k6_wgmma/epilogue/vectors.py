@@ -1,6 +1,6 @@
-"""Store of k6 for tiles in one sample whose runs are short (Config.by_lanes).
+"""Store of tiles in one sample with short runs (Config.by_lanes).
 
-Staged as in bulk.py, but lanes write the runs in vectors: issuing a bulk copy has a fixed cost."""
+Staged as in bulk.py; lanes write vectors, because issuing a bulk copy has a fixed cost."""
 
 from __future__ import annotations
 
@@ -18,32 +18,30 @@ class Staged(NamedTuple):
 
     shared: object  # as elements of y
     base: int  # its address
-    at: int  # byte offset of the first channel's run
-    pitch: int  # elements from run to run
-    run: int  # index in y of the tile's own first output in the first channel
-    channels_left: int  # from that channel on
+    at: int  # bytes to the first channel's run
+    pitch: int  # elements between runs
+    run: int  # index in y of the first channel's
+    channels_left: int
     extent: object
 
 
 class Pieces(NamedTuple):
-    """A run's unaligned ends and whole vectors, in outputs from the tile's own first."""
+    """A run in outputs from the tile's own first: ends and whole vectors."""
 
     begin: int
     before: int
-    inner: int  # outputs in whole vectors
+    inner: int  # in whole vectors
     end: int
 
 
 class Vectors(NamedTuple):
-    """The whole vectors of a run."""
-
     size: int  # bytes
-    source: int  # address in shared memory
+    source: int  # shared address
     target: int  # index in y
 
 
 def make_whole_vectors(config: Config):
-    """Build ``whole_vectors``, which writes the ends of the warp's runs and returns the lane's whole vectors."""
+    """Build ``whole_vectors``: writes the ends of the warp's runs, returns the lane's Vectors."""
     tile, channels = config.tile, config.bulk_channels
     itemsize, to_staged = tile.out_dtype.itemsize, tile.overlap * tile.span
     vector = 16 // itemsize
@@ -68,10 +66,10 @@ def make_whole_vectors(config: Config):
             has_ends = pieces.begin + pieces.inner < pieces.end
             e = int32(pieces.begin + pieces.before)
             size, target = int32(pieces.inner * itemsize), run + e
-            if pieces.inner > 0:  # else all lanes read there
+            if pieces.inner > 0:
                 source = int32(staged.base + (first + channel * staged.pitch + e) * itemsize)
         if cuda.any_sync(0xFFFFFFFF, has_ends):
-            # Both ends together are one vector or none, unless the run ends with its sample.
+            # The ends together are a vector or none, unless the run ends with its sample.
             end = int32(thread.lane)
             while end < all_ends:
                 channel, z = int32(end // vector * STORE_WARPS + thread.warp), int32(end % vector)
@@ -89,7 +87,7 @@ def make_whole_vectors(config: Config):
 
 
 def lanes_of(config: Config) -> tuple[int, int]:
-    """Lanes that write a run together, and vectors of each."""
+    """Lanes that write a run, and vectors of each."""
     tile = config.tile
     vectors = (tile.advance * tile.span + tile.sector - 1) * tile.out_dtype.itemsize // 16
     lanes = min(32, 1 << (vectors - 1).bit_length())
@@ -97,7 +95,6 @@ def lanes_of(config: Config) -> tuple[int, int]:
 
 
 def make_write_vectors(config: Config):
-    """Build the store of a warp's channels of the round."""
     tile, channels = config.tile, config.bulk_channels
     vector = 16 // tile.out_dtype.itemsize
     lanes, turns = lanes_of(config)
@@ -106,7 +103,7 @@ def make_write_vectors(config: Config):
 
     @device_function
     def vector_of(turn, vectors, lane):
-        """Whether the lane's vector exists, its index in y, its value."""
+        """Whether the vector exists, its index in y, its value."""
         size, source, target = vectors
         owner = int32(turn // turns * (32 // lanes) + lane // lanes)
         e = int32(turn % turns * lanes + lane % lanes)
@@ -122,7 +119,6 @@ def make_write_vectors(config: Config):
 
     @device_function
     def write_fours(turn, state):
-        """Four loads in flight."""
         y, vectors, lane = state
         a, b = vector_of(turn, vectors, lane), vector_of(int32(turn + 1), vectors, lane)
         c, d = vector_of(int32(turn + 2), vectors, lane), vector_of(int32(turn + 3), vectors, lane)
