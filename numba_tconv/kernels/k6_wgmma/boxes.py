@@ -18,6 +18,7 @@ from numba_tconv.kernels.common.tensor_core.fragments import column_of
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX, LONGEST_STRIDE, encode, row_bytes, rows_alike
 from numba_tconv.ptx import device_function
 
+from .arguments import Window
 from .tile import Config
 
 SPARE = 32  # most elements added against bank conflicts
@@ -32,34 +33,16 @@ class Rows:
     aligned: bool = True  # windows begin at multiples of 16 bytes
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """arguments.Window, but ``alike`` itself."""
-
-    alike: int
-    pitch: int
-    shear: int
-    region: int
-    slot: int
-    stages: int
-
-
 @lru_cache(maxsize=1024)
-def geometry(config: Config, rows: Rows | None) -> Geometry:
-    """The geometry; ``rows`` None (filled row by row) counts as aligned."""
+def geometry(config: Config, rows: Rows | None) -> Window:
+    """A stage's windows; ``rows`` None (filled row by row) counts as aligned."""
     rows, tile = rows or Rows(), config.tile
     itemsize = tile.itemsize
     pitch = (config.pitch if rows.aligned else _pitch(config, rows)) * itemsize
     region = config.region(pitch)
     slot = config.slot_of(region)
-    return Geometry(
-        rows.alike,
-        pitch,
-        rows.shear * itemsize,
-        region,
-        slot,
-        min(config.stages, config.ring_bytes // slot),
-    )
+    stages = min(config.stages, config.ring_bytes // slot)
+    return Window(rows.alike.bit_length() - 1, pitch, rows.shear * itemsize, region, slot, stages)
 
 
 def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: int) -> Rows | None:

@@ -19,7 +19,7 @@ from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, alike
 from numba_tconv.runtime.layout import Layout
 
 from . import tail as k6_tail
-from .arguments import Channels, Columns, Fetch, Grid, Input, Samples, Target, TensorMap, Weights, Window
+from .arguments import Channels, Columns, Fetch, Grid, Input, Samples, Target, TensorMap, Weights
 from .boxes import geometry, template_map
 from .choose import choose, grid
 from .input import input_of
@@ -71,7 +71,6 @@ def plan_of(
     group_tiles = tile.row_tiles(p)
     multiprocessors = device.of(device_index).multiprocessors
     blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
-    g = geometry(config, rows)
     in_vectors = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
     samples = Samples(p.batch, p.length, columns, first)
     if config.joined:  # one sample, with more zeros than a window
@@ -87,7 +86,7 @@ def plan_of(
             stride_n=strides[0],
             stride_c=strides[1],
             early=offset // tile.itemsize,
-            window=Window(g.alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, g.stages),
+            window=geometry(config, rows),
             fetch=Fetch(int(rows is not None), int(rows is None or rows.aligned), int(whole_tiles), int(in_vectors)),
             samples=samples,
         ),

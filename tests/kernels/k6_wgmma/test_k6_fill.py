@@ -10,7 +10,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma import producer as k6_load
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Origin, Samples, Window
+from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Origin, Samples
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
 from tests.kernels.test_tensor_store import cast_quickly
 
@@ -109,10 +109,9 @@ def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin
 
 def input_of(x, problem, columns, geometry, early, aligned):
     """``x`` as a kernel takes it."""
-    g, strides = geometry, (problem.in_channels * problem.length, problem.length)
-    window = Window(g.alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, 1)
+    strides = problem.in_channels * problem.length, problem.length
     samples = Samples(problem.batch, problem.length, columns, 0)
-    return Input(x, None, *strides, early, window, Fetch(False, aligned, False, False), samples)
+    return Input(x, None, *strides, early, geometry, Fetch(False, aligned, False, False), samples)
 
 
 def check(memory, config, problem, columns, x, sample, begin, channels_left, rows, early):
@@ -120,7 +119,7 @@ def check(memory, config, problem, columns, x, sample, begin, channels_left, row
     tile, (first, columns), g = config.tile, columns, k6_box.geometry(config, rows)
     written = defaultdict(int)
     for channel in range(config.depth):
-        row = k6_box.place.py_func(channel, g.alike.bit_length() - 1, g.pitch, g.shear)
+        row = k6_box.place.py_func(channel, g.alike_log, g.pitch, g.shear)
         if rows:
             row += (early + begin) % (16 // tile.itemsize) * tile.itemsize
         for column in range(config.width):
