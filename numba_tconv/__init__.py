@@ -1,11 +1,11 @@
 """Transposed 1-D convolution for NVIDIA GPUs, written in Python with Numba's ``@cuda.jit``.
 
-* ``conv_transpose1d``, ``ConvTranspose1d``: torch's function and layer, computed by this package
-* ``alias_free_activation``, ``AliasFreeActivation``: the activation of BigVGAN's family
-* ``convert``, ``routed``: the same for a finished model
+* ``conv_transpose1d``, ``ConvTranspose1d``: torch's function and layer
+* ``alias_free_activation``, ``AliasFreeActivation``: BigVGAN's activation
+* ``convert``, ``routed``: the same in finished models
 * ``streaming``: a causal layer step by step
-* ``warm``, ``freeze``: compile ahead of the first call; pack a served model's weights once
-* ``explain``, ``rungs``: how a problem is computed; the kernels by name
+* ``warm``, ``freeze``: compile ahead; pack weights once
+* ``explain``, ``rungs``: how a problem is computed; the kernels
 """
 
 import importlib
@@ -48,7 +48,7 @@ __version__ = "0.1.0"
 
 
 def rungs() -> dict[str, str]:
-    """One line about each rung, by the name that ``variant=`` takes, slowest first.
+    """A line about each rung, by the name that ``variant`` takes, slowest first.
 
     >>> list(rungs())[:3]
     ['k1_gather', 'k2_polyphase', 'k3_shared_tile']

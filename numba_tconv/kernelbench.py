@@ -1,4 +1,4 @@
-"""KernelBench's entries under the name that its source files import: see lab/studies/kernelbench.py."""
+"""KernelBench's entries, as its sources import them."""
 
 from .lab.studies.kernelbench import ModelNew64, ModelNew74, ModelNew79
 

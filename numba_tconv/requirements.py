@@ -1,7 +1,4 @@
-"""Required packages that are missing or have an unsuitable version.
-
-Imports only Python's own modules: it is asked after an import has failed.
-"""
+"""Required packages that are missing or unsuitable, by Python's own modules: an import has failed."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 
 OWN = "numba-tconv"
 PROJECT = Path(__file__).parent.parent / "pyproject.toml"  # exists in a checkout
-THEIRS = ("numba-cuda", "numba", "torch")  # their own requirements are checked too
+THEIRS = ("numba-cuda", "numba", "torch")  # checked too
 
 
 def version(package: str) -> str | None:
@@ -24,7 +21,7 @@ def version(package: str) -> str | None:
 
 
 def misfits() -> list[str]:
-    """One line for each package that is missing or unsuitable, with the command that mends it."""
+    """A line for each such package, with the command that mends it."""
     lines = []
     for owner, requirement in stated():
         name = re.match(r"[\w.-]+", requirement)[0]
@@ -37,7 +34,7 @@ def misfits() -> list[str]:
 
 
 def stated() -> Iterator[tuple[str, str]]:
-    """Pairs of a package and a requirement that applies to it here, such as "numpy<2.5"."""
+    """Pairs of a package and a requirement that applies here, such as "numpy<2.5"."""
     for owner in (OWN, *THEIRS):
         for line in requirements_of(owner):
             requirement, _, condition = (part.strip() for part in line.partition(";"))
@@ -46,8 +43,7 @@ def stated() -> Iterator[tuple[str, str]]:
 
 
 def requirements_of(package: str) -> list[str]:
-    """The requirements that a package states, with their conditions; this package's from its checkout, if there is
-    one."""
+    """Requirements with conditions."""
     if package == OWN and PROJECT.exists():
         return tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
     try:
@@ -57,7 +53,7 @@ def requirements_of(package: str) -> list[str]:
 
 
 def holds(condition: str) -> bool:
-    """Whether a requirement's condition holds for this Python, without extras."""
+    """Whether a condition holds here, without extras."""
     try:
         from packaging.markers import Marker
     except ImportError:  # packaging comes with matplotlib

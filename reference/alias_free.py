@@ -1,12 +1,6 @@
-"""The alias-free activation, written as the definition states it: up-sample, activate, down-sample, row by row.
+"""The alias-free activation as its definition states it: up-sample, activate, down-sample.
 
-    up:    every sample of x, its ends repeated K//ratio - 1 times, is multiplied by every tap and the product is added
-           where it lands (steps of ``up_ratio``); the sums times ``up_ratio`` are cropped to ``up_ratio * L`` samples
-    act:   each sample by itself
-    down:  the ends are repeated (K - 1)//2 times before and K//2 times after; every ``down_ratio`` samples there is a
-           sum of K products
-
-Arrays are numpy arrays or nested sequences; sums are float64. Arguments are not checked. For small problems only.
+Arrays are numpy's or nested sequences, sums float64, arguments unchecked. For small problems only.
 """
 
 import math
@@ -19,8 +13,8 @@ def alias_free_activation(
 ):
     """The output (N, C, L_out) of x (N, C, L), filters (K,), and alpha and beta (C,) or None.
 
-    ``beta`` None: that of alpha. ``log_scale``: alpha and beta are logarithms. ``activation``: "snake", "silu",
-    "leaky_relu", "elu", "gelu" or "identity".
+    ``beta`` None: alpha. ``log_scale``: both are logarithms. ``activation``: "snake", "silu", "leaky_relu", "elu",
+    "gelu" or "identity".
     """
     rows = []
     for sample in np.asarray(x, dtype=np.float64):

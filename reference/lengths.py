@@ -1,7 +1,7 @@
-"""What "valid", "same" and "causal" mean to Keras and to JAX, as their documentation and code state it.
+"""Keras' and JAX's "valid", "same" and "causal", by their documentation and code.
 
-Their "valid" has ``stride - len(w)`` more outputs than torch where that is positive. ``x`` is one channel's input and
-``w`` one channel's taps, without dilation; the result is a list of outputs.
+Their "valid" has ``stride - len(w)`` more outputs than torch where positive. ``x`` and ``w`` are one channel's, without
+dilation.
 """
 
 import numpy as np
@@ -10,9 +10,7 @@ import numpy as np
 def keras(x, w, stride, padding):
     """Keras' Conv1DTranspose: the gradient of a Conv1D that strides over an output of length ``n``.
 
-    "valid": n = len(x)*stride + max(len(w) - stride, 0). "same": n = len(x)*stride, and Conv1D pads it by
-    ``total = max((len(x) - 1)*stride + len(w) - n, 0)`` zeros, ``total // 2`` of them before. Input i of the gradient
-    meets the outputs ``i*stride - before + k``.
+    Conv1D pads ``total`` zeros, ``before`` of them in front. Input i meets the outputs ``i*stride - before + k``.
     """
     n = len(x) * stride + (max(len(w) - stride, 0) if padding == "valid" else 0)
     total = max((len(x) - 1) * stride + len(w) - n, 0)
@@ -26,12 +24,7 @@ def keras(x, w, stride, padding):
 
 
 def jax(x, w, stride, padding):
-    """``jax.lax.conv_transpose`` with ``transpose_kernel=True``: zeros between inputs, pads, and a correlation.
-
-    Pads of "SAME" are ``total = len(w) + stride - 2``, before them ``len(w) - 1`` if ``stride > len(w) - 1`` else
-    ``ceil(total / 2)``; of "VALID" ``total = len(w) + stride - 2 + max(len(w) - stride, 0)``, before them
-    ``len(w) - 1``.
-    """
+    """``jax.lax.conv_transpose`` with ``transpose_kernel=True``: zeros between inputs, pads, and a correlation."""
     spread = np.zeros((len(x) - 1) * stride + 1)
     spread[::stride] = x
     total = len(w) + stride - 2
@@ -46,7 +39,7 @@ def jax(x, w, stride, padding):
 
 
 def causal(x, w, stride):
-    """The first ``len(x)*stride`` outputs of the definition: output o takes from inputs up to ``o // stride``."""
+    """The first ``len(x)*stride`` outputs: output o takes inputs up to ``o // stride``."""
     y = np.zeros(len(x) * stride)
     for o in range(len(y)):
         for i in range(o // stride + 1):

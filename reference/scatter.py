@@ -1,22 +1,18 @@
 """Transposed 1-D convolution and its three gradients, as the definition states them.
 
-Every input sample is multiplied by every tap, and added where it lands; what lies outside the output is dropped:
+Every input sample times every tap is added where it lands; what lies outside the output is dropped:
 
     y[n, co, i*stride - padding + k*dilation] += x[n, ci, i] * w[ci, co, k]
 
-A pair ``padding = (left, right)`` crops each end by its own number: ``left`` counts in the formula, ``right`` in L_out.
-
-Each gradient is the same walk with another factor on the left. Arrays are numpy's or nested sequences; sums are
-float64. Arguments are torch.nn.functional.conv_transpose1d's, unchecked. For small problems only."""
+``padding = (left, right)``: ``left`` counts here, ``right`` in L_out. Arrays are numpy's or nested sequences, sums
+float64, arguments torch's, unchecked. For small problems only.
+"""
 
 import numpy as np
 
 
 def conv_transpose1d(x, w, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    """The output, (N, C_out, L_out), of x (N, C_in, L), w (C_in, C_out/groups, K) and bias (C_out,) or None.
-
-    Unbatched x (C_in, L) gives (C_out, L_out).
-    """
+    """(N, C_out, L_out) from x (N, C_in, L), w (C_in, C_out/groups, K) and bias (C_out,) or None; N may be absent."""
     x, w = _float64(x), _float64(w)
     if x.ndim == 2:
         return conv_transpose1d(x[None], w, bias, stride, padding, output_padding, groups, dilation)[0]
@@ -35,9 +31,10 @@ def conv_transpose1d(x, w, bias=None, stride=1, padding=0, output_padding=0, gro
 
 
 def grad_input(grad_output, w, length, stride=1, padding=0, groups=1, dilation=1):
-    """The gradient for x, (N, C_in, length), from that for y, (N, C_out, L_out); (C_in, length) if unbatched.
+    """The gradient for x, (N, C_in, length), from y's, (N, C_out, L_out); N may be absent.
 
-    L_out does not determine ``length`` when stride is above one."""
+    With stride above one, L_out does not determine ``length``.
+    """
     grad_output, w = _float64(grad_output), _float64(w)
     if grad_output.ndim == 2:
         return grad_input(grad_output[None], w, length, stride, padding, groups, dilation)[0]
@@ -63,7 +60,7 @@ def grad_weight(grad_output, x, kernel_size, stride=1, padding=0, groups=1, dila
 
 
 def grad_bias(grad_output):
-    """The gradient for bias, (C_out,): a channel's sum."""
+    """The gradient for bias, (C_out,)."""
     grad_output = _float64(grad_output)
     if grad_output.ndim == 2:
         return grad_bias(grad_output[None])
@@ -78,8 +75,7 @@ def grad_bias(grad_output):
 
 
 def _products(x_shape, w_shape, out_length, stride, padding, groups, dilation):
-    """Every product as indices (n, ci, i, c, k, co, o): x[n, ci, i] * w[ci, c, k] in y[n, co, o]; c is co within its
-    group."""
+    """Every (n, ci, i, c, k, co, o) with x[n, ci, i] * w[ci, c, k] in y[n, co, o]; c: co in its group."""
     samples, in_channels, length = x_shape
     _, channels_per_group, kernel_size = w_shape
     left = padding[0] if isinstance(padding, tuple) else padding

@@ -1,4 +1,4 @@
-"""A causal transposed convolution step by step, as plain loops."""
+"""A causal transposed convolution step by step."""
 
 import numpy as np
 
@@ -6,22 +6,22 @@ from .scatter import conv_transpose1d
 
 
 def kept_frames(kernel_size, stride, dilation=1):
-    """F: the input frames before its own that an output reads."""
+    """F: earlier input frames that an output reads."""
     return max(0, -(-(dilation * (kernel_size - 1) + 1 - stride) // stride))
 
 
 def causal(x, w, bias=None, stride=1, groups=1, dilation=1):
-    """The first L*stride outputs (N, C_out, L*stride) for x (N, C_in, L)."""
+    """The first L*stride outputs for x (N, C_in, L)."""
     wanted = x.shape[2] * stride
-    # One more frame, of zeros, so that there are as many outputs.
+    # One more frame gives as many outputs.
     longer = np.concatenate([x, np.zeros((*x.shape[:2], 1), x.dtype)], axis=2)
     return conv_transpose1d(longer, w, bias, stride, groups=groups, dilation=dilation)[:, :, :wanted]
 
 
 def step(x, state, w, bias=None, stride=1, groups=1, dilation=1, mask=None):
-    """The next outputs (N, C_out, T*stride) for x (N, C_in, T) and the state (N, C_in, F), and the new state.
+    """The next outputs (N, C_out, T*stride) and the new state, for x (N, C_in, T) and the state (N, C_in, F).
 
-    ``mask`` (N,): slots that are False keep their state, and their outputs are zeros.
+    ``mask`` (N,): False slots keep their state and output zeros.
     """
     batch, in_channels, frames = x.shape
     per_group, kernel_size = w.shape[1:]

@@ -1,11 +1,11 @@
 """The alias-free activation: validated sizes, and which taps reach which sample.
 
-With x (N, C, L), up-samples u of length ``M = up_ratio * L``, their activations v, and outputs y:
+For x (N, C, L), up-samples u (``up_ratio * L``), their activations v, and outputs y:
 
-    u[m] = up_ratio * sum of up_filter[k] * x[j]     over all j, k with  j*up_ratio + k = m + up_shift
-    y[o] =            sum of down_filter[k] * v[m]   over all k, with    m = o*down_ratio + k - down_shift
+    u[m] = up_ratio * sum of up_filter[k] * x[j]   over j*up_ratio + k = m + up_shift
+    y[o] = sum of down_filter[k] * v[m]            over m = o*down_ratio + k - down_shift
 
-x[j] repeats its ends for ``-pad <= j < L + pad`` and is zero beyond; v repeats its ends without limit.
+x repeats its ends for ``-pad <= j < L + pad`` and is zero beyond; v repeats its ends without limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ACTIVATIONS = ("snake", "silu", "leaky_relu", "elu", "gelu", "identity")
 
 
 class AliasFree(NamedTuple):
-    """Sizes of one alias-free activation; ``alias_free`` validates them."""
+    """Sizes, validated by ``alias_free``."""
 
     batch: int
     channels: int
@@ -39,12 +39,12 @@ class AliasFree(NamedTuple):
 
     @property
     def down_shift(self) -> int:
-        """Times that the first activated sample is repeated; the last is repeated ``down_taps // 2`` times."""
+        """Times that v's first sample is repeated; its last: ``down_taps // 2``."""
         return (self.down_taps - 1) // 2
 
     @property
     def crop_left(self) -> int:
-        """Samples cropped from the start of the transposed convolution of the padded x."""
+        """Samples cropped from the transposed convolution's start."""
         return self.pad * self.up_ratio + self.up_shift
 
     @property
@@ -65,16 +65,16 @@ class AliasFree(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Two for each product of a filter; the activation is not counted."""
+        """Two a product; the activation is not counted."""
         return 2 * self.rows * (self.length * self.up_taps + self.out_length * self.down_taps)
 
     def min_bytes(self, itemsize: int) -> int:
-        """Bytes to read x once and write y once."""
+        """Bytes to read x and write y once."""
         return self.rows * (self.length + self.out_length) * itemsize
 
 
 def alias_free(shape, up_taps: int, down_taps: int, up_ratio: int, down_ratio: int) -> AliasFree:
-    """The sizes for x of ``shape`` (N, C, L). Raises RuntimeError, naming the argument at fault."""
+    """The sizes for x of ``shape`` (N, C, L). Raises RuntimeError, naming the argument."""
     if len(shape) != 3:
         raise RuntimeError(f"x must be (N, C, L), got shape {tuple(shape)}")
     for name, ratio in (("up_ratio", up_ratio), ("down_ratio", down_ratio)):

@@ -1,13 +1,4 @@
-"""What ``padding`` means: an int, a pair of crops, or a word, as the numbers of one Problem.
-
-With ``k = dilation*(kernel_size - 1) + 1``, ``left`` and ``right`` outputs are cropped:
-
-* "valid" crops none.
-* "same" gives ``length*stride`` outputs: ``k - stride`` are cropped, half of them on the left, rounded down.
-* "causal" gives ``length*stride`` outputs, and no output depends on a later input: all are cropped on the right.
-
-Where ``k < stride``, "same" and "causal" add ``stride - k`` outputs on the right instead, which no tap reaches.
-"""
+"""``padding`` as ``conv_transpose1d`` takes it (an int, a pair of crops, a word), translated for a Problem."""
 
 from __future__ import annotations
 
@@ -17,16 +8,16 @@ WORDS = ("valid", "same", "causal")
 
 
 class Parts(NamedTuple):
-    """A call with any ``padding``: a Problem's ``padding`` and ``output_padding``, and what lies around its outputs."""
+    """A Problem's ``padding`` and ``output_padding``, and the outputs around its own, bias alone."""
 
-    before: int  # outputs before the first tap's first one, which are bias
+    before: int
     padding: int
     output_padding: int
-    after: int  # likewise after all that a Problem computes
+    after: int
 
 
 class Cover(NamedTuple):
-    """torch's ``padding`` and ``output_padding`` that give at least a Problem's outputs, and the outputs to drop."""
+    """torch's paddings that cover a Problem's outputs, and the outputs to drop."""
 
     padding: int
     output_padding: int
@@ -35,7 +26,7 @@ class Cover(NamedTuple):
 
 
 def ends_of(padding: int | str | tuple[int, int], kernel_size: int, stride: int, dilation: int) -> tuple[int, int]:
-    """The outputs cropped at the left and at the right end; negative where outputs are added."""
+    """The outputs cropped left and right; negative where added."""
     if isinstance(padding, int):
         return padding, padding
     if not isinstance(padding, str):
@@ -48,7 +39,7 @@ def ends_of(padding: int | str | tuple[int, int], kernel_size: int, stride: int,
 def parts_of(
     padding: int | str | tuple[int, int], kernel_size: int, stride: int, output_padding: int, dilation: int
 ) -> Parts:
-    """The parts of a call. ``output_padding`` is torch's, in ``range(max(stride, dilation))``."""
+    """``output_padding`` is torch's: smaller than stride or dilation."""
     left, right = ends_of(padding, kernel_size, stride, dilation)
     after = max(output_padding - right - max(stride, dilation) + 1, 0)
     inside = max(left, 0)
@@ -56,7 +47,6 @@ def parts_of(
 
 
 def cover_of(padding: int, output_padding: int, stride: int, dilation: int) -> Cover:
-    """The cover of a Problem's ``padding`` and ``output_padding``."""
     if 0 <= output_padding < max(stride, dilation):
         return Cover(padding, output_padding, 0, 0)
     right = padding - output_padding

@@ -1,4 +1,4 @@
-"""Precisions of each dtype, and what tensor cores multiply for each."""
+"""Precisions of each dtype."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ PRECISIONS = {
     torch.float16: ("fp16",),
     torch.bfloat16: ("bf16",),
 }
-# Operand type, channels (k) of an instruction, operand halves.
+# Tensor cores' operand type, channels (k) of an instruction, operand halves.
 KINDS = {"tf32": ("tf32", 8, 1), "tf32x3": ("f16", 16, 2), "fp16": ("f16", 16, 1), "bf16": ("bf16", 16, 1)}
 DTYPES = {"tf32": torch.float32, "tf32x3": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def peak_name(dtype: torch.dtype, precision: str) -> str:
-    """``precision`` where the dtype has several."""
     return precision if len(PRECISIONS[dtype]) > 1 else PRECISIONS[dtype][0]
 
 
-# No precision named, and torch's switch allows TF32.
+# None named, and torch allows TF32.
 TF32_ALLOWED = "tf32 allowed"

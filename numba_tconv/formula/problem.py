@@ -1,4 +1,4 @@
-"""A problem: validated sizes of one transposed convolution, and its costs."""
+"""A problem: one transposed convolution's validated sizes and costs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from functools import cached_property
 
 from .taps import Taps
 
-# An H200's dense datasheet rates in operations/s ("tf32x3": three fp16 products), and copy bandwidth (read + write) in
-# bytes/s, for the roofline.
+# An H200's dense operations/s by datasheet ("tf32x3": three fp16 products), and bytes/s copied (read + write).
 PEAK_FLOPS = {"fp64": 67e12, "ieee": 67e12, "tf32": 495e12, "tf32x3": 330e12, "fp16": 990e12, "bf16": 990e12}
 COPY_BANDWIDTH = 4.29e12
 
@@ -17,15 +16,14 @@ COPY_BANDWIDTH = 4.29e12
 class Problem:
     """Sizes and parameters of a transposed 1-D convolution, by torch's argument names.
 
-    ``batch``, ``in_channels``, ``out_channels``, ``kernel_size`` and ``length`` are element counts; ``stride``,
-    ``padding``, ``output_padding`` and ``dilation`` are in samples. The weight is (in_channels, out_channels/groups,
-    kernel_size), the input (batch, in_channels, length), the output (batch, out_channels, out_length).
+    Input (batch, in_channels, length), weight (in_channels, out_channels/groups, kernel_size), output (batch,
+    out_channels, out_length). ``stride``, ``padding``, ``output_padding`` and ``dilation`` are in samples.
 
-    ``padding`` outputs are cropped at the left end, and ``padding - output_padding`` at the right end. So
-    ``output_padding`` may be negative, or as large as a smaller crop at the right end makes it (formula/padding.py).
+    ``padding`` outputs are cropped left, ``padding - output_padding`` right. ``output_padding`` may be negative, or
+    larger than torch's (formula/padding.py).
 
-    Raises RuntimeError for other values that torch's conv_transpose1d refuses, and where more than
-    ``max(stride, dilation) - 1`` outputs would lie beyond the last tap's last one.
+    Raises RuntimeError for other values that torch refuses, and if ``max(stride, dilation)`` or more outputs lie beyond
+    the last tap's last.
 
         >>> Problem(batch=1, in_channels=8, out_channels=4, kernel_size=6, length=10, stride=2).out_length
         24
@@ -88,7 +86,7 @@ class Problem:
 
     @cached_property
     def layer(self) -> Problem:
-        """The key of a layer's batches and lengths: one sample of minimal length, no bias."""
+        """The same layer, one sample of minimal length, no bias."""
         cropped = min(self.output_padding, 0)
         return replace(self, batch=1, length=2 * self.padding - cropped + 1, output_padding=cropped, bias=False)
 
@@ -110,12 +108,12 @@ class Problem:
 
     @property
     def has_torchs_padding(self) -> bool:
-        """Whether ``padding`` and ``output_padding`` are those of a call of torch's function."""
+        """Whether torch takes both paddings."""
         return 0 <= self.output_padding < max(self.stride, self.dilation)
 
     @property
     def last_sample(self) -> int:
-        """A bound of every position ``i*stride + k*dilation`` and ``o + padding`` of an input, tap or output."""
+        """Bounds all ``i*stride + k*dilation`` and ``o + padding``."""
         return self.out_length + 2 * self.padding - min(self.output_padding, 0)
 
     @property
@@ -134,7 +132,7 @@ class Problem:
         return 2 * self.batch * self.in_channels * self.out_channels_per_group * self.kernel_size * self.length
 
     def terms(self, of: str = "forward") -> int:
-        """Products in the longest sum of an element of the output, or of the gradient ``of``."""
+        """Products in the longest sum of the output or gradient ``of``."""
         return {
             "forward": self.in_channels_per_group * self.taps.taps_per_row,
             "grad_input": self.out_channels_per_group * self.kernel_size,
@@ -143,7 +141,7 @@ class Problem:
         }[of]
 
     def min_bytes(self, itemsize: int) -> int:
-        """Bytes to read input, weight and bias and write the output once."""
+        """Bytes to read operands and write the output once."""
         elements = (
             self.batch * self.in_channels * self.length
             + self.in_channels * self.out_channels_per_group * self.kernel_size
@@ -153,7 +151,7 @@ class Problem:
         return elements * itemsize
 
     def floor_ms(self, itemsize: int, peak: str, bandwidth: float = COPY_BANDWIDTH) -> float:
-        """Roofline in ms: the larger of min_bytes / ``bandwidth`` (bytes/s) and flops / PEAK_FLOPS[peak]."""
+        """Roofline in ms; ``bandwidth`` in bytes/s, ``peak`` of PEAK_FLOPS."""
         return 1e3 * max(self.min_bytes(itemsize) / bandwidth, self.flops / PEAK_FLOPS[peak])
 
     def __str__(self) -> str:

@@ -2,13 +2,12 @@
 
 Input position ``i`` and tap ``k`` meet at ``u = i*stride + k*dilation``; the output index is ``o = u - padding``.
 
-* **Phases** (gather). Output ``u`` has phase ``u mod stride``; tap ``k`` has phase ``k*dilation mod
-  stride`` and shift ``k*dilation div stride``. It reaches the outputs of its phase and reads ``x[u div stride -
-  shift]``. A phase's taps form an arithmetic progression.
-* **Rows** (matrix product, all outputs). With ``gap = gcd(stride, dilation)`` there are ``rows = stride/gap`` residues
-  ``a = k mod rows``. Row ``a`` correlates with the taps ``k = a + b*rows``; tap ``b`` reads ``x[i - b*step]`` with
-  ``step = dilation/gap``, and column ``i`` lands at ``u = i*stride + a*dilation``. The next ``gap - 1`` outputs are
-  bias alone. Every ``u`` has one ``(row, column, gap offset)``, so it is written once.
+* **Phases** (gather). Output ``u`` has phase ``u mod stride``; tap ``k`` has phase ``k*dilation mod stride`` and
+  shift ``k*dilation div stride``. It reaches its phase's outputs and reads ``x[u div stride - shift]``. A phase's
+  taps are an arithmetic progression.
+* **Rows** (matrix product). With ``gap = gcd(stride, dilation)``, row ``a = k mod rows`` of ``rows = stride/gap``
+  has the taps ``k = a + b*rows``. Tap ``b`` reads ``x[i - b*step]`` with ``step = dilation/gap``; column ``i`` lands
+  at ``u = i*stride + a*dilation``. The next ``gap - 1`` outputs are bias alone, so every ``u`` is written once.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Taps:
-    """Phases, shifts and rows of a kernel of ``kernel_size`` taps. All values are in samples.
+    """Phases, shifts and rows, in samples.
 
     >>> taps = Taps(kernel_size=5, stride=2, dilation=1)
     >>> list(taps.of_phase(0)), list(taps.of_phase(1))
@@ -33,39 +32,39 @@ class Taps:
 
     @cached_property
     def gap(self) -> int:
-        """gcd(stride, dilation): only every gap-th phase has taps."""
+        """gcd(stride, dilation)."""
         return math.gcd(self.stride, self.dilation)
 
     @cached_property
     def rows(self) -> int:
-        """Residue classes of taps: the most phases with taps."""
+        """Rows: the most phases with taps."""
         return self.stride // self.gap
 
     @cached_property
     def step(self) -> int:
-        """Input positions between successive taps of a row."""
+        """Input positions between a row's taps."""
         return self.dilation // self.gap
 
     @cached_property
     def taps_per_row(self) -> int:
-        """Taps of the longest row, ceil(kernel_size / rows)."""
+        """Taps of the longest row."""
         return -(-self.kernel_size // self.rows)
 
     @cached_property
     def dilation_inverse(self) -> int:
-        """Inverse of step modulo rows: the first tap of phase r is ``(r/gap * inverse) mod rows``."""
+        """Inverse of step modulo rows: phase r begins with tap ``(r/gap * inverse) mod rows``."""
         return pow(self.step, -1, self.rows) if self.rows > 1 else 0
 
     def phase(self, k: int) -> int:
-        """The output phase that tap ``k`` reaches."""
+        """The phase of tap ``k``."""
         return k * self.dilation % self.stride
 
     def shift(self, k: int) -> int:
-        """Input positions before ``u div stride`` that tap ``k`` reads."""
+        """The shift of tap ``k``."""
         return k * self.dilation // self.stride
 
     def of_phase(self, r: int) -> range:
-        """The taps of phase ``r``, ascending; empty where the output is bias alone."""
+        """The taps of phase ``r``, ascending; empty for bias alone."""
         if r % self.gap:
             return range(0)
         return range(r // self.gap * self.dilation_inverse % self.rows, self.kernel_size, self.rows)
@@ -77,7 +76,8 @@ class Taps:
     def columns(self, length: int, out_length: int, padding: int) -> range:
         """The columns ``i`` of one sample that cover every output.
 
-        Beyond the input are ``(taps_per_row - 1)*step``, so that windows across a seam between samples read zeros."""
+        ``(taps_per_row - 1)*step`` lie beyond the input, so that windows across samples read zeros.
+        """
         first = -(-(padding - (self.rows - 1) * self.dilation - (self.gap - 1)) // self.stride)
         last = (padding + out_length - 1) // self.stride
         return range(min(first, 0), max(last + 1, length + (self.taps_per_row - 1) * self.step))

@@ -1,8 +1,7 @@
-"""Compiled kernels (PTX) on disk.
+"""Compiled kernels (PTX) on disk, in ``NUMBA_TCONV_CACHE`` (empty: no cache), else the user's cache directory.
 
-A file's name is a digest of all that the PTX depends on. The directory is ``NUMBA_TCONV_CACHE`` (empty: the cache is
-off), or ``numba_tconv`` in the user's cache directory. A damaged file is compiled anew; failing to write costs one
-warning.
+A file's name is a digest of all that the PTX depends on. A damaged file is compiled anew; failing to write warns
+once.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "cuda-toolkit", "numpy")
-LAYERS = ("formula", "ptx", "runtime", "kernels", "gradients", "selection")  # all that a kernel compiles from
+LAYERS = ("formula", "ptx", "runtime", "kernels", "gradients", "selection")
 
 
 def directory() -> Path | None:
-    """The cache directory; None if the cache is off."""
     chosen = os.environ.get("NUMBA_TCONV_CACHE")
     if chosen is not None:
         return Path(chosen) if chosen else None
@@ -31,7 +29,6 @@ def directory() -> Path | None:
 
 @cache
 def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
-    """Digest of LAYERS' source and the compilers' versions."""
     digest = hashlib.sha256(sys.version.encode())
     for path in sorted(path for layer in LAYERS for path in (source / layer).rglob("*.py")):
         digest.update(f"{path.relative_to(source)}\0".encode() + path.read_bytes())
@@ -44,7 +41,7 @@ def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
 
 
 def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
-    """PTX of kernel ``name`` with the configuration ``key``: cached, or from ``compile``."""
+    """Kernel ``name``'s PTX for ``key``, cached or from ``compile``."""
     folder = directory()
     if folder is None:
         return compile()
@@ -71,7 +68,7 @@ def writable() -> Path:
 
 
 def holds(name: str, key: str, cc: tuple) -> bool:
-    """Whether ``ptx`` would find an undamaged file."""
+    """Whether ``ptx`` would find a sound file."""
     folder = directory()
     return folder is not None and _read(_path(folder, name, key, cc)) is not None
 

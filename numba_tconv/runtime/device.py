@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-# Per multiprocessor: threads, blocks, shared memory in bytes.
+# A multiprocessor's threads, blocks, shared bytes.
 LIMITS = {
     (7, 5): (1024, 16, 64 * 1024),
     (8, 0): (2048, 32, 164 * 1024),
@@ -31,24 +31,23 @@ class Device:
 
     @property
     def shared_per_block(self) -> int:
-        """The most shared memory of a block, in bytes."""
+        """Most shared memory of a block, in bytes."""
         return self.shared_per_multiprocessor - RESERVED_SHARED
 
     @property
     def launches_early(self) -> bool:
-        """Whether a kernel can begin before the previous kernel has ended."""
+        """Whether a kernel can begin before the previous one has ended."""
         return self.cc >= (9, 0)
 
     def spreads_early(self, blocks: int, shared_bytes: int, others: int) -> bool:
         """Whether ``blocks``, begun beside ``others`` of the previous kernel, spread over all multiprocessors.
 
-        They do where a multiprocessor has room for one only, or there is one for each block.
+        So they do where a multiprocessor fits one only, or each block has one.
         """
         one_fits = 2 * (shared_bytes + RESERVED_SHARED) > self.shared_per_multiprocessor
         return self.launches_early and (one_fits or blocks + others <= self.multiprocessors)
 
 
-# One of each compute capability; it need not be present.
 GPUS = {
     name: Device(cc, multiprocessors, LIMITS[cc][2])
     for name, cc, multiprocessors in (
@@ -66,7 +65,7 @@ H200, A100 = GPUS["NVIDIA H200"], GPUS["NVIDIA A100"]
 
 @cache
 def of(index: int | None) -> Device:
-    """The GPU with torch's ``index``; ``H200`` for None or a negative index (simulator)."""
+    """The GPU with torch's ``index``; ``H200`` for None or negative (simulator)."""
     if index is None or index < 0:
         return H200
     p = torch.cuda.get_device_properties(index)
@@ -74,10 +73,10 @@ def of(index: int | None) -> Device:
 
 
 def is_current(index: int) -> bool:
-    """Whether torch's GPU ``index`` is current; true for a negative index (simulator)."""
+    """Whether torch's GPU ``index`` is current; also if negative (simulator)."""
     return index < 0 or index == torch._C._cuda_getDevice()
 
 
 def current_device() -> Device:
-    """torch's current GPU; ``H200`` if there is none."""
+    """torch's current GPU; ``H200`` if none."""
     return of(torch.cuda.current_device() if torch.cuda.is_available() else None)

@@ -14,7 +14,7 @@ from numba_tconv.ptx import bf16_to_f32, device_function, f32_to_bf16
 
 @dataclass(frozen=True)
 class Element:
-    """Numba types: ``storage`` in memory, ``accumulator`` for sums; ``load`` and ``store`` convert."""
+    """``storage`` in memory, ``accumulator`` for sums; ``load`` and ``store`` convert."""
 
     name: str
     storage: types.Type

@@ -1,6 +1,6 @@
 """Kernels, compiled once and launched on the caller's stream.
 
-Numba's own launch is slow and knows neither bfloat16 nor torch's streams.
+Numba's launch is slow and knows neither bfloat16 nor torch's streams.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _compiling = threading.RLock()
-UNKNOWN = None, -1  # (function, allowed shared memory) of an unloaded kernel
+UNKNOWN = None, -1  # of an unloaded kernel: function, allowed shared memory
 ADDRESS = 4  # a tensor's slot with its address
-STATIC_SHARED_LIMIT = 48 * 1024  # bytes, static and dynamic, that a block gets without asking
+STATIC_SHARED_LIMIT = 48 * 1024  # bytes that a block gets without asking
 
 
 def strided(storage: types.Type, ndim: int) -> types.Array:
@@ -55,12 +55,11 @@ def contiguous(storage: types.Type, ndim: int) -> types.Array:
 
 
 def flat(storage: types.Type) -> types.Array:
-    """An argument passed as the memory from its first to its last element."""
+    """A tensor passed as its memory, first to last element."""
     return types.Array(storage, 1, "C")
 
 
 def named(fields: type, **kinds: types.Type) -> types.BaseTuple:
-    """A NamedTuple argument ``fields``, given each field's type."""
     ordered = tuple(kinds[name] for name in fields._fields)
     return (
         types.NamedUniTuple(ordered[0], len(ordered), fields)
@@ -70,15 +69,12 @@ def named(fields: type, **kinds: types.Type) -> types.BaseTuple:
 
 
 def target(cc: tuple[int, int]) -> tuple:
-    """Compute capability that PTX is compiled for on a GPU of ``cc``.
-
-    At most 9.0: for newer GPUs NVVM keeps local arrays in memory.
-    """
+    """Target of PTX: at most 9.0, as for newer GPUs NVVM keeps local arrays in memory."""
     return architecture(cc) if cc <= (9, 0) else (9, 0)
 
 
 def architecture(cc: tuple) -> tuple:
-    """Target of machine code for a GPU of ``cc``; "a" adds wgmma."""
+    """Target of machine code; "a" adds wgmma."""
     return (*cc, "a") if cc == (9, 0) else cc
 
 
@@ -86,9 +82,8 @@ def architecture(cc: tuple) -> tuple:
 class Kernel:
     """A ``@cuda.jit`` function and all that its machine code depends on.
 
-    ``signature``: Numba's types; ``threads``: of a block; ``shared_bytes``: dynamic, of a block, unless the launch
-    states it; ``min_blocks``: on a multiprocessor (launch bounds); ``key``: tells kernels of one name apart in the
-    cache, "" is never cached.
+    ``signature``: Numba's types. ``threads``, ``shared_bytes`` (dynamic, a default): of a block. ``min_blocks``: on a
+    multiprocessor (launch bounds). ``key``: tells kernels of one name apart in the cache; "" is never cached.
     """
 
     name: str
@@ -116,18 +111,17 @@ class Kernel:
             ptx, _ = cuda.compile_ptx(
                 self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath
             )
-        # Early launches do not exist below 9.0.
+        # Early launches exist from 9.0 on.
         return ptx if cc >= (9, 0) else re.sub(r"griddepcontrol\.\w+;", "", ptx)
 
     def kept_ptx(self, cc: tuple) -> str:
-        """Cached PTX, else compiled now and cached."""
         return cache.ptx(self.name, self.key, cc, lambda: self.ptx(cc)) if self.key else self.ptx(cc)
 
     def handle(self, device: int, shared_bytes: int) -> int:
         """The driver's function, loaded at the first call. Raises RuntimeError during a graph capture."""
         known = self._handles.get(device, UNKNOWN)
         if known[1] < shared_bytes:
-            # Threads wait for one compilation, and none lowers another's limit.
+            # One thread compiles, and none lowers another's limit.
             with self._lock:
                 known = self._handles.get(device, UNKNOWN)
                 if known[1] < shared_bytes:
@@ -136,7 +130,6 @@ class Kernel:
         return known[0]
 
     def _refuse_capture(self):
-        """Raise RuntimeError: a capture forbids loading, which allocates."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{self.name} is not compiled and loaded yet, which cannot be done while a CUDA graph is captured: "
@@ -149,7 +142,7 @@ class Kernel:
         entry = re.search(r"\.entry\s+([\w$]+)", ptx)[1]
         module = _check(driver.cuModuleLoadData(ptx.encode() + b"\0"))
         function = _check(driver.cuModuleGetFunction(module, entry.encode()))
-        if shared_bytes:  # static shared memory counts against the limit too
+        if shared_bytes:  # the limit counts static memory too
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
         return int(function)
@@ -163,19 +156,19 @@ class Kernel:
     ) -> Prepared:
         """A launch to be repeated with other tensors of the same layout.
 
-        ``arguments``: tensors, integers and tuples of both, with ``alike`` for each tensor and GIVEN for each integer
-        told later. ``early``: blocks may begin before the previous kernel has ended (from compute capability 9.0); the
-        kernel must wait (ptx/grids.py) before it reads that kernel's results, and before it ends.
+        ``arguments``: tensors, integers and tuples; ``alike`` or GIVEN stands for one told later. ``early``: from
+        compute capability 9.0, blocks may begin before the previous kernel has ended; the kernel must wait
+        (ptx/grids.py) before it reads that kernel's results and before it ends.
         """
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         return Prepared(self, blocks if isinstance(blocks, tuple) else (blocks, 1, 1), shared_bytes, arguments, early)
 
 
-GIVEN = object()  # an integer told at each launch
+GIVEN = object()  # told at each launch
 
 
 def alike(shape: tuple, dtype: torch.dtype, strides: tuple | None = None) -> torch.Tensor:
-    """Stands for a tensor told at each launch. ``strides`` None: contiguous."""
+    """A tensor told at each launch, contiguous by default."""
     if strides is None:
         return torch.empty(shape, dtype=dtype, device="meta")
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
@@ -190,7 +183,7 @@ class Prepared:
         self.kernel, self.grid, self.shared_bytes, self.arguments = kernel, grid, shared_bytes, arguments
         self.early = early
         self.slots, self.places = array("q"), []
-        # pop and append are atomic, so threads share the list.
+        # Threads share it: pop and append are atomic.
         self._idle: list[Launch] = []
         for kind, value in _leaves(kernel.signature, arguments):
             start = len(self.slots)
@@ -205,11 +198,10 @@ class Prepared:
 
     @cached_property
     def ordinary(self) -> Prepared:
-        """The same launch, not early."""
         return Prepared(self.kernel, self.grid, self.shared_bytes, self.arguments) if self.early else self
 
     def __call__(self, *given):
-        """Launch with the open arguments. Raises ValueError for a wrong number of them."""
+        """Launch. Raises ValueError for a wrong number of arguments."""
         if SIMULATOR:
             arguments = _filled(self.arguments, iter(given))
             views = [_simulated(t, a) for t, a in zip(self.kernel.signature, arguments, strict=True)]
@@ -239,20 +231,17 @@ class Prepared:
 
 
 def _to_the_end(function: Callable, *arguments):
-    """The function's result; a first interrupt waits for it, as Numba's registries could break.
-
-    Only the main thread is interrupted.
-    """
+    """The function's result. Interrupts wait for it: Numba's registries could break."""
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result()  # a thread interrupted while it starts is not waited for
+        pool.submit(int).result()  # an interrupted start is not waited for
         return pool.submit(function, *arguments).result()
 
 
 @contextlib.contextmanager
 def _no_collection():
-    """No garbage collection, which would walk the compiler's millions of objects."""
+    """A collection would walk the compiler's millions of objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -288,7 +277,6 @@ def capture_ignored():
 
 
 def _check(result):
-    """A driver call's value. Raises RuntimeError."""
     status, *values = result
     if int(status):
         raise RuntimeError(f"CUDA driver: {driver.cuGetErrorString(status)[1].decode()} ({status.name})")
@@ -305,7 +293,6 @@ def enter_context(device: int):
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Elements from first to last, inclusive."""
     if tensor.is_contiguous():
         return tensor.numel()
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -325,7 +312,7 @@ def _is_flat(kind: types.Array) -> bool:
 
 
 def _leaves(kinds, arguments) -> Iterator[tuple[types.Type, object]]:
-    """Arguments with their types, tuples flattened as Numba does."""
+    """Arguments with types, tuples flattened as in Numba."""
     for kind, argument in zip(kinds, arguments, strict=True):
         if isinstance(kind, types.BaseTuple):
             yield from _leaves(kind, argument)
@@ -344,7 +331,7 @@ def _filled(argument, given: Iterator):
 
 
 def _simulated(kind: types.Type, argument):
-    """The simulator's argument: tensors as arrays over the same memory."""
+    """Tensors become arrays over the same memory."""
     if isinstance(kind, types.BaseTuple):
         return _like(argument, [_simulated(*field) for field in zip(kind, argument, strict=True)])
     if not isinstance(kind, types.Array):

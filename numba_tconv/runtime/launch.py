@@ -12,11 +12,9 @@ EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class Launch:
-    """Memory of one launch's arguments and configuration."""
-
     def __init__(self, slots: array, config: Config):
         self.slots, self.config = slots, config
-        first, count = slots.buffer_info()  # the array never grows, so it stays in place
+        first, count = slots.buffer_info()  # never grows, so it stays in place
         self._pointers = array("q", range(first, first + 8 * count, 8))
         self.addresses, _ = self._pointers.buffer_info()
         self.config_address = ctypes.addressof(config)
@@ -53,7 +51,7 @@ class Config(ctypes.Structure):
 
 @functools.cache
 def launch_kernel() -> Callable[[int, int, int, None], int]:
-    """The driver's cuLaunchKernelEx(config, function, arguments, extra), without the bindings' slow conversions."""
+    """The driver's cuLaunchKernelEx(config, function, arguments, extra), without the bindings' conversions."""
     function = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1").cuLaunchKernelEx
     function.argtypes, function.restype = [ctypes.c_void_p] * 4, ctypes.c_int
     return function

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import torch
 
-NO_GPU = -1  # torch's index of a CPU tensor
-PLACES = 32  # bytes: kernels depend on an address modulo PLACES; torch allocates at multiples
+NO_GPU = -1
+PLACES = 32  # bytes; torch allocates at multiples
 
 # Allocates without the dispatcher.
 _empty_on_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
 def layout_of(tensor: torch.Tensor) -> tuple:
-    """The fields of the tensor's Layout, a cheap key."""
+    """The Layout as a plain tuple, a cheap key."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.data_ptr() % PLACES
 
 
@@ -35,18 +35,17 @@ class Layout(NamedTuple):
 
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, index: int) -> Layout:
-        """The layout of memory that torch allocates."""
+        """The layout that torch allocates."""
         return cls(tuple(shape), _strides(shape), dtype, index, 0)
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether elements are adjacent, in torch's order."""
         wanted = _strides(self.shape)
         return all(own == w or n == 1 for n, own, w in zip(self.shape, self.strides, wanted, strict=True))
 
 
 def room(shape: tuple[int, ...], dtype: torch.dtype, index: int) -> Callable[[], torch.Tensor]:
-    """A function that allocates a contiguous tensor on GPU ``index``, which must be current."""
+    """Allocates a contiguous tensor on the current GPU, ``index``."""
     if index < 0:
         return partial(torch.empty, shape, dtype=dtype)
     if _empty_on_gpu is None:

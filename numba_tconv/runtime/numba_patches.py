@@ -10,8 +10,8 @@ from numba.cuda.descriptor import cuda_target
 
 @contextlib.contextmanager
 def remembered_call_types():
-    """Ask Numba once for the type of a function's result, while one thread compiles. Numba infers it at each call."""
-    cuda_target.typing_context.refresh()  # sets the context up in a new process
+    """While one thread compiles, infer each function's result type once, not at each call."""
+    cuda_target.typing_context.refresh()  # needed in a new process
     kind = type(cuda_target.typing_context.resolve_value_type(operator.add))
     owner = next(base for base in kind.__mro__ if "get_call_type" in vars(base))
     asked, known = owner.get_call_type, {}

@@ -1,4 +1,4 @@
-"""Prepared computations."""
+"""A prepared computation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .layout import room
 
 
 class Ready:
-    """Computes a contiguous result on GPU ``index`` by ``fill(*operands, result)``, for operands of fixed layouts."""
+    """Computes a contiguous result by ``fill(*operands, result)``, for operands of fixed layouts."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, index: int, fill: Callable[..., None]):
         self.index, self.room, self.fill = index, room(shape, dtype, index), fill

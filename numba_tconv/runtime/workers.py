@@ -1,4 +1,4 @@
-"""Work for several processors. multiprocessing would run a plain script again in each process."""
+"""Work for several processors; multiprocessing would run a plain script again in each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from .progress import progress
 
-# A terminal interrupts all its processes; the parent stops sending work.
+# A terminal interrupts all processes; only the parent reacts.
 COMMAND = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -26,8 +26,8 @@ serve()
 def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
     """Call ``function(*task)`` for every task, in up to ``jobs`` processes; for one task or job in this one.
 
-    Both are pickled; results are dropped. After an exception or interrupt no calls begin. Raises what a call raises,
-    and RuntimeError if a process ends early.
+    Both are pickled, results dropped. After an exception or interrupt no call begins. Raises what a call raises,
+    RuntimeError if a process ends early.
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
@@ -55,7 +55,7 @@ def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
 
 
 def serve() -> None:
-    """A worker's loop: call what stdin brings, answer with the exception or None."""
+    """Call what stdin brings, answer the exception or None."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints are no answers
     while True:
@@ -75,7 +75,7 @@ def serve() -> None:
 @contextlib.contextmanager
 def _process() -> Iterator[subprocess.Popen]:
     command = COMMAND.format(path=[place for place in sys.path if isinstance(place, str)], module=__name__)
-    # -P: the current directory must not hide modules of the library.
+    # -P: not the current directory
     with subprocess.Popen(
         [sys.executable, "-P", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

@@ -15,14 +15,13 @@ DIRECTIONS = (FORWARD, "grad_input", "grad_weight", STEP)
 
 
 def results_of(direction: str, p: Problem) -> tuple[str, ...]:
-    """The results of which ``direction`` consists."""
     if direction != STEP:
         return (direction,)
     return RESULTS if p.bias else RESULTS[:-1]
 
 
 def rungs_of(direction: str) -> dict[str, Rung]:
-    """The rungs, by name, for ``direction``, one result; a step has none."""
+    """The rungs for ``direction``, one result."""
     if direction == FORWARD:
         return RUNGS
     return {name: rung for name, rung in GRADIENTS.items() if rung.of == direction}

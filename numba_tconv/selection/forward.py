@@ -15,7 +15,7 @@ from numba_tconv.runtime.device import Device
 
 from .registry import RUNGS
 
-# Smaller problems with sums of at most SHORT_SUM products gain less than packing costs.
+# Smaller problems with sums up to SHORT_SUM products do not repay packing.
 SMALL_FLOPS, SHORT_SUM = 10_000_000, 64
 OLDEST = 8, 0  # compute capability; below, torch is faster on dense layers
 STRONGER = {"k4_register_tile", "k5_mma"}  # than depthwise without its weights in registers
@@ -23,7 +23,7 @@ STRONGER = {"k4_register_tile", "k5_mma"}  # than depthwise without its weights 
 
 @dataclass(frozen=True)
 class Decision:
-    """The rung for a problem, None where torch computes (``by_torch``) or none can, and reasons against the others."""
+    """The rung, None where torch computes (``by_torch``) or none can, and reasons against others."""
 
     rung: Rung | None
     passed_over: dict[str, str]
@@ -35,7 +35,7 @@ def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
 
 
 def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Decision:
-    """The highest rung that can compute ``problem`` and suits it."""
+    """The highest able rung that suits ``problem``."""
     refusals = {name: rung.refusal(problem, dtype, precision, device) for name, rung in RUNGS.items()}
     able = {name: rung for name, rung in RUNGS.items() if refusals[name] is None}
     if special := _special(problem, dtype, able, device):
@@ -56,7 +56,7 @@ def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
 
 
 def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: str, device: Device) -> str:
-    """``precision``, with TF32_ALLOWED resolved: "tf32" where a rung gains by it, else "ieee".
+    """``precision``, but "tf32" for TF32_ALLOWED where a rung gains by it, else "ieee".
 
     ``variant``: the only rung allowed, or "". Without it, "tf32x3" becomes "ieee" where no rung has it.
     """
@@ -73,9 +73,8 @@ def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: st
 
 
 def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device: Device) -> tuple[Rung, str] | None:
-    """The rung that small or depthwise problems take, and the reason against others; else None."""
-    # depthwise packs nothing, so small problems suit it. With weights beyond its registers, it takes short sums, and
-    # what no stronger rung takes.
+    """The rung for small or depthwise problems and the reason against others, or None."""
+    # With weights beyond its registers, depthwise takes short sums and what no stronger rung takes.
     if "depthwise" in able:
         if choose(problem, dtype).keeps_weights:
             return able["depthwise"], "depthwise is for few channels a group, whose weights its registers hold"
@@ -92,7 +91,7 @@ def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device
 
 
 def _misfit(rung: Rung, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
-    """Why ``rung``, which can compute the problem, does not suit it; None if it does."""
+    """Why an able ``rung`` does not suit the problem, or None."""
     if rung.name == "depthwise":
         return "it is for weights that its registers hold, for short sums, and for what no rung above k3 takes"
     return rung.unsuited(problem, dtype, precision, device)

@@ -22,7 +22,7 @@ from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.layout import Layout, layout_of
 from numba_tconv.runtime.ready import Ready
 
-# For each gradient from the simplest to the fastest.
+# Simplest first
 GRADIENTS: dict[str, GradientRung] = {
     rung.name: rung
     for rung in (
@@ -39,38 +39,37 @@ GRADIENTS: dict[str, GradientRung] = {
 }
 
 
-# Default precision: no operand is rounded.
+# No operand is rounded.
 EXACT = {torch.float64: "fp64", torch.float32: "ieee", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def grad_input(grad_output, weight, problem: Problem, variant: str | None = None, config=None, precision=None):
     """The gradient for the input, (N, C_in, L), contiguous, of grad_output's dtype.
 
-    grad_output (N, C_out, L_out) and weight (C_in, C_out/groups, K) may have any strides; shapes are not checked.
+    grad_output (N, C_out, L_out) and weight (C_in, C_out/groups, K) have any strides; shapes are not checked.
     ``variant``: a rung of GRADIENTS, None selects; ``precision`` None: EXACT's. Equal calls give equal bits. Raises
-    ValueError for another gradient's variant, NotImplementedError where no rung, or not the named one, has that
-    precision on the GPU.
+    ValueError for another gradient's variant, NotImplementedError if no rung allowed has the precision on the GPU.
     """
     return _compute("grad_input", variant, (grad_output, weight), problem, config, precision)
 
 
 def grad_weight(grad_output, x, problem: Problem, variant: str | None = None, config=None, precision=None):
-    """The gradient for the weight, (C_in, C_out/groups, K); else as ``grad_input``.
+    """The gradient for the weight, (C_in, C_out/groups, K), as ``grad_input``.
 
-    As in torch, an infinity or NaN may also reach taps that do not use it.
+    As in torch, infinities and NaN may reach taps that do not use them.
     """
     return _compute("grad_weight", variant, (grad_output, x), problem, config, precision)
 
 
 def grad_bias(grad_output, problem: Problem, variant: str | None = None, config=None, precision=None):
-    """The gradient for the bias, (C_out,), unrounded; else as ``grad_input``."""
+    """The gradient for the bias, (C_out,), unrounded, as ``grad_input``."""
     return _compute("grad_bias", variant, (grad_output,), problem, config, precision)
 
 
 def select(
     of: str, problem: Problem, dtype: torch.dtype, gpu: Device, variant: str | None = None, precision: str | None = None
 ) -> GradientRung:
-    """The named rung for the gradient ``of``, or the last that suits the problem. Raises as ``grad_input``."""
+    """The named rung, or the last that suits. Raises as ``grad_input``."""
     if variant is not None and variant not in GRADIENTS:
         raise ValueError(f"unknown variant {variant!r}: the gradients are {', '.join(GRADIENTS)}")
     rungs = [GRADIENTS[variant]] if variant else [rung for rung in GRADIENTS.values() if rung.of == of]
@@ -90,7 +89,7 @@ def _compute(of: str, variant, operands, problem: Problem, config, precision) ->
 
 @lru_cache(maxsize=1024)
 def ready(of: str, problem: Problem, *operands: tuple, variant=None, config=None, precision=None) -> Ready:
-    """The Ready of a gradient for these layouts (tuples); zeros if grad_output is empty. Raises as ``grad_input``."""
+    """The gradient's Ready for these layouts; zeros if grad_output is empty. Raises as ``grad_input``."""
     laid_out = [Layout(*operand) for operand in operands]
     grad_output = laid_out[0]
     dtype, index = grad_output.dtype, grad_output.index

@@ -1,1 +1,1 @@
-"""The face to torch: function, layer, operators, autograd, transforms."""
+"""The face to torch."""

@@ -1,4 +1,4 @@
-"""``alias_free_activation`` and its layer: an activation between two filters, at a higher rate."""
+"""``alias_free_activation`` and its layer."""
 
 from __future__ import annotations
 
@@ -34,40 +34,35 @@ def alias_free_activation(
 ):
     """An activation at ``up_ratio`` times the rate, filtered before and after, so that no overtone folds back.
 
-    ``y = down(act(up(x)))``, the activation of BigVGAN and its family:
+    ``y = down(act(up(x)))``, as in BigVGAN's family:
 
-    1. up: the ends of x repeated, a transposed convolution with ``up_ratio * up_filter``, cropped to L*up_ratio;
-    2. act, "snake": ``u + sin(a*u)^2 / (b + 1e-9)``, where a is alpha and b is beta (alpha if beta is None), or their
-       exponentials in log scale;
-    3. down: the ends repeated, a convolution with ``down_filter`` and stride ``down_ratio``.
+    1. up: x with repeated ends, a transposed convolution with ``up_ratio * up_filter``, cropped to L*up_ratio;
+    2. act, "snake": ``u + sin(a*u)^2 / (b + 1e-9)``; a is alpha, b beta or else alpha; in log scale their exponentials;
+    3. down: ends repeated, a convolution with ``down_filter`` and stride ``down_ratio``.
 
         >>> x, taps = torch.ones(1, 8, 10), torch.full((12,), 1 / 12)
         >>> alias_free_activation(x, torch.zeros(8), up_filter=taps, down_filter=taps).shape
         torch.Size([1, 8, 10])
 
     Args:
-        x: (N, C, L) or (C, L), any strides; L at least 1. float64, float32, float16 or bfloat16.
-        alpha, beta: C numbers, of shape (C,) or with dimensions of size one, such as (1, C, 1). beta may be None; both
-            must be None for another activation than "snake".
-        up_filter, down_filter: up to 32 taps, of shape (K,) or (1, 1, K), the same for all channels. ``up_filter`` has
-            at least ``up_ratio`` taps.
+        x: (N, C, L) or (C, L), any strides, L at least 1; float64, float32, float16 or bfloat16.
+        alpha, beta: (C,), or with more dimensions of size one; None unless "snake".
+        up_filter, down_filter: (K,) or (1, 1, K), K up to 32, for all channels; ``up_filter`` has ``up_ratio`` or more.
         up_ratio, down_ratio: int from 1 to 4.
         log_scale: alpha and beta are logarithms.
-        activation: "snake", or "silu", "leaky_relu", "elu", "gelu", "identity" with torch's default parameters.
+        activation: "snake", or "silu", "leaky_relu", "elu", "gelu", "identity" with torch's defaults.
 
     Returns:
-        (N, C, L_out) or (C, L_out), contiguous, dtype and device of x; ``L_out = ceil(L*up_ratio / down_ratio)`` for
-        ``down_filter`` of any length.
+        (N, C, L_out) or (C, L_out), contiguous, dtype and device of x; ``L_out = ceil(L*up_ratio / down_ratio)``.
 
     Raises:
-        TypeError: an argument has a wrong type.
+        TypeError: wrong type.
         ValueError: ``activation`` is unknown.
-        RuntimeError: a shape, dtype, device or layout is refused, a filter or ratio is too large, or x has no samples.
+        RuntimeError: a shape, dtype, device, layout, filter or ratio is refused.
 
-    This package's kernels compute CUDA tensors, in float32 for 16-bit dtypes, with gradients for x, alpha and beta.
+    This package's kernels compute CUDA tensors, in float32 for 16-bit dtypes, and gradients for x, alpha and beta.
     torch's operators compute CPU tensors, exported programs, higher derivatives, forward mode and torch.func.
-    torch.autocast casts all tensors as it does for convolutions. Tensors and modes with a ``__torch_function__``
-    receive this function.
+    torch.autocast casts as for convolutions. A ``__torch_function__`` receives this function.
     """
     if not torch.compiler.is_dynamo_compiling():
         y = _at_once(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation)
@@ -88,7 +83,7 @@ def alias_free_activation(
 
 
 def computed(x, alpha, beta, up_filter, down_filter, up_ratio, down_ratio, log_scale, activation) -> torch.Tensor:
-    """``alias_free_activation`` with all checks, for tensors and modes without a ``__torch_function__``."""
+    """``alias_free_activation`` without ``__torch_function__``."""
     tensors = x, alpha, beta, up_filter, down_filter
     _check_types(*tensors, up_ratio, down_ratio, log_scale, activation)
     if autocasts(x):
@@ -101,7 +96,6 @@ def computed(x, alpha, beta, up_filter, down_filter, up_ratio, down_ratio, log_s
         *(up_ratio, down_ratio, log_scale, activation),
     )
     on_gpu = x.is_cuda or (not torch.compiler.is_dynamo_compiling() and ops.as_on_a_gpu.get())
-    # torch's operators compute exported programs and empty batches too.
     ours = on_gpu and x.shape[0] != 0 and not is_exporting()
     y = (ops.apply if ours else ops.composed)(*arguments)
     return y.squeeze(0) if unbatched else y
@@ -110,7 +104,7 @@ def computed(x, alpha, beta, up_filter, down_filter, up_ratio, down_ratio, log_s
 def _at_once(
     x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation
 ) -> torch.Tensor | None:
-    """The output of a remembered call; None if the arguments need full checks."""
+    """The output by a remembered call; None if full checks must decide."""
     if not (type(up_ratio) is type(down_ratio) is int and type(log_scale) is bool and type(activation) is str):
         return None
     if up_filter is None or down_filter is None or torch._C._is_any_autocast_enabled():
@@ -161,7 +155,7 @@ def _check_types(x, alpha, beta, up_filter, down_filter, up_ratio, down_ratio, l
 
 
 def _check_tensors(x, **operands) -> None:
-    """Raise RuntimeError for what ``ops.check`` does not see once ``operands`` have one dimension."""
+    """Raise RuntimeError for what ``ops.check`` does not see."""
     if x.dim() not in (2, 3) or x.shape[-2] == 0:
         raise RuntimeError(f"x must be (N, C, L) or (C, L), of one channel or more, got shape {tuple(x.shape)}")
     for name, tensor in {"x": x, **operands}.items():
@@ -176,9 +170,9 @@ def _check_tensors(x, **operands) -> None:
 
 
 def kaiser_sinc(ratio: int, taps: int) -> torch.Tensor:
-    """The low-pass filter (1, 1, taps) of BigVGAN's family for a rate ``ratio`` times as high: a windowed sinc, sum 1.
+    """BigVGAN's low-pass filter (1, 1, taps) for ``ratio`` times the rate: a windowed sinc, sum 1.
 
-    Its cutoff is 0.5/ratio cycles a sample, its transition 1.2/ratio wide.
+    Cutoff 0.5/ratio, transition 1.2/ratio cycles a sample.
     """
     cutoff, width, half = 0.5 / ratio, 4 * 0.6 / ratio, taps // 2
     attenuation = 2.285 * (half - 1) * math.pi * width + 7.95  # dB; Kaiser's formulas
@@ -193,7 +187,7 @@ def kaiser_sinc(ratio: int, taps: int) -> torch.Tensor:
 
 
 class Form(NamedTuple):
-    """What a layer computes, beside its tensors: arguments of ``alias_free_activation``."""
+    """What a layer computes, beside its tensors."""
 
     up_ratio: int
     down_ratio: int
@@ -202,10 +196,9 @@ class Form(NamedTuple):
 
 
 class AliasFreeActivation(Freezable, nn.Module):
-    """``alias_free_activation`` as a layer, with BigVGAN's filters and names.
+    """``alias_free_activation`` as a layer, with BigVGAN's filters.
 
-    ``act.alpha``, ``act.beta``, ``upsample.filter`` and ``downsample.lowpass.filter`` are those of NVIDIA's
-    ``Activation1d``, so its checkpoints load, as do checkpoints without filters. Input is (N, C, L) or (C, L).
+    Input is (N, C, L) or (C, L). Checkpoints of NVIDIA's ``Activation1d`` load, with or without filters.
 
         >>> AliasFreeActivation(8)(torch.zeros(1, 8, 10)).shape
         torch.Size([1, 8, 10])
@@ -227,7 +220,7 @@ class AliasFreeActivation(Freezable, nn.Module):
         device=None,
         dtype=None,
     ):
-        """``beta``: "snake" has a beta of its own (SnakeBeta). Raises what the function raises for such arguments."""
+        """``beta``: "snake" has a beta of its own. Raises as the function."""
         super().__init__()
         self._form = Form(up_ratio, down_ratio, log_scale, activation)
         like = {"device": device, "dtype": dtype}
@@ -240,7 +233,7 @@ class AliasFreeActivation(Freezable, nn.Module):
         _check_types(self.upsample.filter, *tensors, *self._form)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The output of ``alias_free_activation``, with its errors."""
+        """The function's output."""
         (up_ratio, down_ratio, log_scale, activation), frozen = self._form, self._frozen
         kept = frozen and frozen.operands(self)
         alpha, beta, up_filter, down_filter = kept or tensors_of(self)
@@ -255,12 +248,12 @@ class AliasFreeActivation(Freezable, nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """What torch would show, and the ratios and the activation."""
+        """The form."""
         return ", ".join(filter(None, [super().extra_repr(), *(f"{k}={v!r}" for k, v in self._form._asdict().items())]))
 
 
 class _Filter(nn.Module):
-    """A filter in a buffer, which a checkpoint may lack."""
+    """A filter that a checkpoint may lack."""
 
     def __init__(self, ratio: int, taps: int, like: dict):
         super().__init__()
@@ -280,7 +273,7 @@ class _Filter(nn.Module):
 
 
 def tensors_of(layer: nn.Module) -> tuple:
-    """alpha, beta, up_filter and down_filter of a layer with the published names; None where it has none."""
+    """alpha, beta, up_filter and down_filter by the published names; None if missing."""
     parts = layer._modules  # faster than attributes
     down, act = parts["downsample"], parts["act"]
     down = down._modules.get("lowpass", down)
@@ -293,4 +286,4 @@ def _tensor(module: nn.Module, name: str) -> torch.Tensor | None:
         if name in place:
             return place[name]
     found = getattr(module, name, None)
-    return None if isinstance(found, (int, float)) else found  # ELU's alpha is a number
+    return None if isinstance(found, (int, float)) else found  # ELU's alpha

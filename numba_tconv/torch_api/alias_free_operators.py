@@ -1,7 +1,6 @@
-"""The operator ``numba_tconv::alias_free_activation``: y = down(act(up(x))), one filter for all channels.
+"""The operator ``numba_tconv::alias_free_activation``.
 
-Kernels compute CUDA tensors and their first derivatives. ``composed``, the same in torch's operators, computes CPU
-tensors, higher derivatives, forward mode and torch.func.
+Kernels compute CUDA tensors and first derivatives, ``composed`` the rest.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ CHOICES = "int up_ratio, int down_ratio, bool log_scale, str activation"
 torch.library.define(NAME, f"({TENSORS}, {CHOICES}) -> Tensor")
 alias_free_activation = torch.ops.numba_tconv.alias_free_activation.default
 
-# Whether the operator computes tensors of every device (noted.py).
+# Whether CPU tensors take the operator (noted.py).
 as_on_a_gpu = ContextVar("as_on_a_gpu", default=False)
 POINTWISE = {
     "silu": F.silu,
@@ -48,10 +47,10 @@ POINTWISE = {
 
 
 def check(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation) -> AliasFree:
-    """The validated sizes, by shapes, dtypes and devices alone.
+    """The sizes, validated by shapes, dtypes and devices alone.
 
-    All tensors have x's dtype and device. x (N, C, L) has any strides, filters are (K,), alpha and beta (C,) or None.
-    Raises RuntimeError (NotImplementedError for other dtypes), or ValueError for an unknown activation.
+    x is (N, C, L), filters (K,), alpha and beta (C,) or None. Raises RuntimeError (NotImplementedError for a dtype),
+    or ValueError for an unknown activation.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}: there are {', '.join(ACTIVATIONS)}")
@@ -77,7 +76,7 @@ def check(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scal
 
 
 def composed(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation):
-    """The alias-free activation in torch's operators, as the published modules compute it."""
+    """The activation in torch's operators."""
     sizes = check(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation)
     up, down = (one.expand(sizes.channels, 1, -1) for one in (up_filter, down_filter))
     u = F.pad(x, (sizes.pad, sizes.pad), mode="replicate")
@@ -94,7 +93,7 @@ def composed(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_s
 
 
 def apply(*arguments):
-    """The operator, differentiable in every active mode; arguments as ``check``'s."""
+    """The operator, differentiable in every mode."""
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return composed(*arguments)
     return alias_free_activation(*arguments)
@@ -125,7 +124,7 @@ def _cuda(*arguments):
 def ready(
     sizes: AliasFree, strides: tuple, dtype: torch.dtype, index: int, activation: str, log_scale: bool
 ) -> Callable | None:
-    """The function (x, up_filter, down_filter, alpha, beta) -> y on torch's GPU ``index``; None: torch computes it."""
+    """(x, up_filter, down_filter, alpha, beta) -> y on GPU ``index``; None if torch computes."""
     config = tile.choose(sizes, dtype, activation, log_scale)
     if plan.reason(sizes, config) or (dtype == torch.bfloat16 and device.of(index).cc < BFLOAT16_CC):
         return None
@@ -137,9 +136,9 @@ def ready(
 def remembered(
     x, up_filter, down_filter, alpha, beta, up_ratio: int, down_ratio: int, log_scale: bool, activation: str
 ) -> direct.Call | None:
-    """The call for tensors of these layouts (tuples; None without alpha or beta); None if full checks must decide.
+    """The call for these layouts (None without alpha or beta); None if full checks must decide.
 
-    Filters, alpha and beta may have dimensions of size one where no gradient is wanted. Raises what ``check`` raises.
+    Operands may have dimensions of size one if no gradient is wanted. Raises as ``check``.
     """
     operands = [Layout(*one) for one in (up_filter, down_filter, alpha, beta) if one]
     shape, strides, dtype, index, _ = x
@@ -174,7 +173,6 @@ def remembered(
 
 
 def computes_on(index: int) -> bool:
-    """Whether kernels compute on torch's device ``index``: on GPUs."""
     return index >= 0
 
 
@@ -204,7 +202,6 @@ def _backward(ctx, grad_output):
 
 
 def _has_kernels(tensors, choices) -> bool:
-    """Whether kernels compute the gradients."""
     x, *_ = tensors
     if not x.is_cuda or (x.dtype == torch.bfloat16 and device.of(x.get_device()).cc < BFLOAT16_CC):
         return False
@@ -213,7 +210,7 @@ def _has_kernels(tensors, choices) -> bool:
 
 
 def composed_gradients(grad_output, tensors, wanted, choices) -> list:
-    """Gradients through ``composed``, differentiable if gradients are recorded; None where not ``wanted``."""
+    """Gradients through ``composed``, differentiable if recorded; None if not wanted."""
     again = torch.is_grad_enabled()
     if not again:
         tensors = [
@@ -229,8 +226,6 @@ def composed_gradients(grad_output, tensors, wanted, choices) -> list:
 torch.library.register_autograd(alias_free_activation, _backward, setup_context=_setup_context)
 direct.register(alias_free_activation, _backward, _setup_context)
 
-
-# The gradients of x, alpha and beta by kernels; of no element where alpha's and beta's are not computed
 
 GRADIENTS = "numba_tconv::alias_free_gradients"
 
@@ -256,10 +251,7 @@ def _gradients_cuda(grad_output, x, up_filter, down_filter, alpha, beta, *others
 def ready_gradients(
     sizes: AliasFree, strides: tuple, grad_strides: tuple, config: gradient_tile.Config, index: int, tied: bool
 ) -> Callable[..., tuple]:
-    """The function (x, grad_output, up_filter, down_filter, alpha, beta) -> the operator's results on GPU ``index``.
-
-    ``tied``: beta is alpha.
-    """
+    """(x, grad_output, up_filter, down_filter, alpha, beta) -> results on GPU ``index``. ``tied``: beta is alpha."""
     dtype, partials = config.dtype, gradient_plan.partials_of(sizes, config)
     x_room = room((sizes.batch, sizes.channels, sizes.length), dtype, index)
     has_alpha, has_beta = config.parameters, config.parameters and not tied

@@ -1,4 +1,4 @@
-"""Compile kernels ahead, on any machine: sizes, precision and GPU determine them."""
+"""Compile kernels ahead, on any machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .noted import Noted, NotedActivation
 
 @dataclass(frozen=True)
 class Call:
-    """A rung's computation of contiguous tensors. Unlike kernels, it can be pickled."""
+    """A rung's computation of contiguous tensors, for pickling."""
 
     rung: str
     problem: Problem
@@ -41,7 +41,7 @@ class Call:
 
 @dataclass(frozen=True)
 class ActivationCall:
-    """``step``: with its gradients."""
+    """``step``: with all gradients."""
 
     sizes: AliasFree
     dtype: torch.dtype
@@ -51,7 +51,6 @@ class ActivationCall:
     step: bool
 
     def kernels(self) -> list[Kernel]:
-        """Every kernel that may be launched, in order. A step's gradients are those of x, alpha and beta."""
         chosen = self.sizes, self.dtype, self.activation, self.log_scale
         steps = activations.steps(*chosen)
         if self.step:
@@ -62,7 +61,7 @@ class ActivationCall:
 def calls_of(
     noted: list[Noted | NotedActivation], device: Device, direction: str = FORWARD
 ) -> list[Call | ActivationCall]:
-    """Each call that ``noted`` leads to. Raises NotImplementedError for a variant that cannot do its problem."""
+    """The calls of ``noted``. Raises NotImplementedError for a variant that cannot do its problem."""
     found = []
     for call in noted:
         if isinstance(call, NotedActivation):
@@ -86,7 +85,7 @@ def parts(direction: str) -> tuple[str, ...]:
 
 
 def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> list[Call]:
-    """The operator's call for a direction; empty where torch computes. ``precision``: PRECISIONS or TF32_ALLOWED."""
+    """A direction's calls; none where torch computes. ``precision``: PRECISIONS or TF32_ALLOWED."""
     if direction == FORWARD:
         own = arithmetic(problem, dtype, "", precision, device)
         picked = select(problem, dtype, own, device)
@@ -102,7 +101,7 @@ def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: st
 
 
 def fill(calls: list[Call | ActivationCall], cc: tuple, jobs: int) -> tuple[int, int]:
-    """Compile what the cache lacks, in up to ``jobs`` processes; returns how many kernels it lacked, and had."""
+    """Compile in up to ``jobs`` processes; returns how many kernels the cache lacked and had."""
     needed = {(kernel.name, kernel.key): call for call in calls for kernel in call.kernels() if kernel.key}
     missing = [(call, name, key) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]
     workers.run(_compile, [(*one, cc) for one in missing], jobs, f"kernels to compile: {len(missing)}")

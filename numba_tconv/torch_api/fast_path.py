@@ -1,6 +1,6 @@
 """Calls that skip torch's dispatcher, which costs more than a small problem.
 
-Where ``is_clear`` finds no other work for it, the implementation or its torch.autograd.Function is called.
+Where ``is_clear``, the implementation or its torch.autograd.Function is called.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from torch.nn.parameter import Parameter
 
 @dataclass
 class _Ways:
-    """Direct ways to one operator."""
-
     implementations: dict[str, Callable] = field(default_factory=dict)
     differentiable: Callable | None = None
     setup_context: Callable | None = None
@@ -35,7 +33,7 @@ class _Ways:
 _ways: defaultdict[torch._ops.OpOverload, _Ways] = defaultdict(_Ways)
 
 
-# routed.py's key, which no operator of torch uses.
+# routed.py's key, unused by torch's operators.
 ROUTED_NAME = "TESTING_ONLY_GenericMode"
 
 
@@ -44,7 +42,7 @@ def _bits(*names: str) -> int:
     return reduce(or_, (key.raw_repr() for key in keys))
 
 
-# An ordinary tensor's. Others mean a trace, a mode, a pending negation, or zeros without memory.
+# Others: a trace, a mode, a pending negation, zeros without memory.
 USUAL = _bits(
     *("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA"),
     *("ADInplaceOrView", "BackendSelect", ROUTED_NAME),
@@ -56,7 +54,7 @@ NUMBERS = (int, str)
 
 
 def implementation(operator: torch._ops.OpOverload, device: str) -> Callable:
-    """Decorator: register ``operator`` on ``device``, for the dispatcher and direct calls."""
+    """Decorator: register ``operator`` on ``device``."""
 
     def register(function: Callable) -> Callable:
         torch.library.impl(operator.name(), device, function)
@@ -84,7 +82,7 @@ def call(operator: torch._ops.OpOverload, compute: Callable, keep: Callable) -> 
 
 
 def register(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable) -> None:
-    """Make ``operator`` differentiable without the dispatcher; ``setup_context`` gets None as output."""
+    """Make ``operator`` differentiable; ``setup_context`` gets None as output."""
 
     count = _tensors(operator)
 
@@ -99,7 +97,7 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
     function = type(operator._opname, (torch.autograd.Function,), methods)
-    # Function.apply without its part for functorch.
+    # Function.apply without functorch.
     _ways[operator].differentiable = super(torch.autograd.Function, function).apply
     _ways[operator].setup_context = setup_context
 
@@ -111,14 +109,14 @@ def is_clear(
     fourth: torch.Tensor | None = None,
     fifth: torch.Tensor | None = None,
 ) -> bool:
-    """Whether the dispatcher would only call the implementation and record a gradient."""
+    """Whether the dispatcher would only compute and record a gradient."""
     if (
         forward_ad._current_level >= 0
         or functorch_is_active()
         or included().raw_repr() & UNUSUAL
         or functions_that_override()
         or is_profiled()
-        # Inside another operator's implementation nothing is recorded.
+        # Inside another operator nothing is recorded.
         or (torch.is_grad_enabled() and is_excluded(AUTOGRAD))
     ):
         return False
@@ -150,7 +148,7 @@ def wants_gradient(
 
 
 def route(operator: torch._ops.OpOverload, arguments: tuple) -> Callable:
-    """The callable for ``arguments``: the implementation, its Function, or ``operator``."""
+    """The implementation, its Function, or ``operator``."""
     ways = _ways.get(operator)
     count = _tensors(operator) if ways else 0
     tensors, others = arguments[:count], arguments[count:]
@@ -182,7 +180,6 @@ set_routed = partial(torch._C._dispatch_tls_set_dispatch_key_included, _ROUTED)
 
 
 def pass_routed_key() -> None:
-    """Let torch's higher-order operators pass the key."""
     torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(_ROUTED)
     for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(_ROUTED)

@@ -9,7 +9,6 @@ from numba_tconv.formula.alias_free import alias_free
 
 
 def register(conv_transpose1d: torch._ops.OpOverload, grad_input, grad_weight) -> None:
-    """Count these operators as torch counts its own; torch calls the formulas with shapes."""
 
     @register_flop_formula(conv_transpose1d.overloadpacket)
     def _forward(input, weight, bias, *parameters, out_shape):
@@ -27,7 +26,7 @@ def register(conv_transpose1d: torch._ops.OpOverload, grad_input, grad_weight) -
 
 
 def register_activation(activation: torch._ops.OpOverload, gradients: torch._ops.OpOverload) -> None:
-    """Register the formulas of the alias-free activation and of its gradients, which compute the up-samples again."""
+    """The gradients compute the up-samples again."""
 
     @register_flop_formula(activation.overloadpacket)
     def _forward(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, *others, out_shape):

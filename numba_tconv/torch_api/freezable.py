@@ -1,13 +1,13 @@
-"""``Freezable``: what this package's layers share: the events that end ``freeze``, and no torch.jit.script."""
+"""``Freezable``, the base of this package's layers: what ends ``freeze``; no torch.jit.script."""
 
 from __future__ import annotations
 
 
 class Freezable:
-    _frozen = None  # a FrozenLayer or FrozenActivation (freeze.py) while frozen
+    _frozen = None  # a FrozenLayer or FrozenActivation while frozen
 
     def __prepare_scriptable__(self):
-        """Raise RuntimeError: torch.jit.script cannot compile this layer."""
+        """Raise RuntimeError."""
         raise RuntimeError(
             f"torch.jit.script cannot compile {type(self).__name__} of numba_tconv: use torch.jit.trace, which keeps "
             "this package's operator, or torch.export; or script the model before it is converted"
@@ -18,13 +18,11 @@ class Freezable:
             frozen.restore(self)
 
     def train(self, mode: bool = True):
-        """As torch's; train mode ends ``freeze``."""
         if mode:
             self._unfreeze()
         return super().train(mode)
 
     def requires_grad_(self, requires_grad: bool = True):
-        """As torch's; ends ``freeze``."""
         self._unfreeze()
         return super().requires_grad_(requires_grad)
 

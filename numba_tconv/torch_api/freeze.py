@@ -1,4 +1,4 @@
-"""``freeze`` and ``unfreeze``: a served model packs and normalises its weights once."""
+"""``freeze`` and ``unfreeze`` of a served model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from .module import ConvTranspose1d
 class Freezing:
     """Report of ``freeze``; ``str`` gives it as text.
 
-    ``frozen`` counts the layers that are frozen now; ``int(freezing)`` returns it. ``bytes`` is what they hold beside
-    their parameters: normalised weights, and the packed weights so far. ``left`` maps each layer left as it was, by its
-    name in ``model.named_modules()``, to the reason.
+    ``frozen``, also ``int(freezing)``: the number of frozen layers. ``bytes``: what they hold beside parameters, with
+    packed weights so far. ``left``: why others were left, by name.
     """
 
     frozen: int
@@ -44,10 +43,9 @@ class Freezing:
 def freeze(model: nn.Module) -> Freezing:
     """Let every layer of this package in ``model`` treat its weights as constant, in place.
 
-    A frozen ConvTranspose1d computes ``weight_norm`` or another parametrization now, and packs its weights at the first
-    call that needs their order. A frozen AliasFreeActivation takes alpha and beta out of log scale now. Outputs,
-    parameters, state_dict and hooks stay. Copies (deepcopy, pickle) are not frozen; torch.compile and torch.export
-    trace the layer as if it were not.
+    A frozen ConvTranspose1d computes ``weight_norm`` or another parametrization now, and packs its weights at its
+    first call. A frozen AliasFreeActivation takes alpha and beta out of log scale. Outputs, parameters, state_dict and
+    hooks stay. Copies, torch.compile and torch.export see an unfrozen layer.
 
         >>> model = nn.Sequential(ConvTranspose1d(8, 4, 6)).eval()
         >>> freeze(model).frozen
@@ -56,25 +54,22 @@ def freeze(model: nn.Module) -> Freezing:
     A layer is frozen until one of these:
 
     * ``unfreeze``, ``train()``, ``load_state_dict``, the layer's ``requires_grad_``
-    * ``to``, ``cuda``, ``half`` and everything else that moves or casts the layer
-    * a call that wants a gradient for its weights: call under ``torch.no_grad`` or ``torch.inference_mode``, or with
-      parameters that require no gradient
+    * ``to``, ``cuda``, ``half`` or another move or cast
+    * a call that wants a gradient for its weights: use ``torch.no_grad`` or ``torch.inference_mode``
 
-    A layer whose weight a foreign hook computes is left. A replaced parameter is used from the next call on. A write to
-    the weights (``weight.data``, ``weight.mul_``, an optimizer) goes unseen: unfreeze before it and freeze after it.
-
-    Unfreezing frees the packed weights, so do not replay a CUDA graph of frozen layers after it. Call the model with
-    the graph's sizes before the capture, else every replay packs.
+    A replaced parameter is used from the next call on. Other writes to the weights (``weight.data``, an optimizer) go
+    unseen: unfreeze before, freeze after. CUDA graphs: call the model with the graph's sizes before the capture, else
+    every replay packs; never replay after unfreezing, which frees packed weights.
 
     Args:
-        model: a module in eval mode, changed in place; it may itself be a layer.
+        model: a module or layer in eval mode, changed in place.
 
     Returns:
-        A Freezing: number of frozen layers, bytes, and why others were left.
+        A Freezing. Layers whose weight a foreign hook computes are left.
 
     Raises:
         TypeError: ``model`` is no torch.nn.Module.
-        RuntimeError: ``model``, or a layer in it, is in train mode. Nothing was frozen.
+        RuntimeError: ``model`` or a layer is in train mode. Nothing was frozen.
     """
     check_frozen_mode(model)
     frozen, left = [], {}
@@ -98,7 +93,7 @@ def freeze(model: nn.Module) -> Freezing:
 
 
 def unfreeze(model: nn.Module) -> int:
-    """Undo ``freeze`` in place and free the kept weights; returns how many layers were frozen.
+    """Undo ``freeze`` in place; returns the number of layers that were frozen.
 
     Raises TypeError if ``model`` is no torch.nn.Module.
     """
@@ -122,13 +117,13 @@ def _check_module(model: nn.Module) -> None:
 
 
 def _computing(layer: ConvTranspose1d) -> list:
-    """torch's hooks that compute a tensor of ``layer`` before each call, in order."""
+    """torch's hooks that compute tensors, in order."""
     known = (WeightNorm, SpectralNorm, BasePruningMethod)
     return [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, known)]
 
 
 def _computed_by_others(layer: ConvTranspose1d) -> str | None:
-    """Name of a tensor of ``layer`` that an unknown hook computes, or None."""
+    """A tensor that an unknown hook computes."""
     known = {hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name for hook in _computing(layer)}
     for name in ("weight", "bias"):
         if name not in layer._parameters and name not in known and not is_parametrized(layer, name):
@@ -137,10 +132,7 @@ def _computed_by_others(layer: ConvTranspose1d) -> str | None:
 
 
 class _Kept:
-    """What a frozen ``layer`` computes with, made once from the tensors in ``sources``.
-
-    Copies and pickles of the layer hold None instead.
-    """
+    """What a frozen layer computes with; None in copies and pickles."""
 
     def __init__(self, layer: nn.Module):
         self.layer = weakref.ref(layer)
@@ -153,13 +145,13 @@ class _Kept:
         self.parameters = list(layer.parameters())
 
     def restore(self, layer: nn.Module) -> None:
-        """Undo what freezing changed on ``layer`` itself."""
+        """Undo what freezing changed."""
 
     def stands(self, layer: nn.Module) -> bool:
         return self.layer() is layer and all(place.get(name) is tensor for place, name, tensor in self.sources)
 
     def serves(self, layer: nn.Module) -> bool:
-        """Whether a call of ``layer`` may use what is kept. Unfreezes a layer that trains."""
+        """Whether a call may use it. Unfreezes a layer that trains."""
         if torch.compiler.is_compiling() or not self.stands(layer):
             return False
         if layer.training or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters)):
@@ -172,12 +164,10 @@ class _Kept:
 
 
 class FrozenLayer(_Kept):
-    """Weight and bias of a frozen ConvTranspose1d, and its packed weights."""
-
     def __init__(self, layer: ConvTranspose1d):
         super().__init__(layer)
         with torch.inference_mode(False), torch.no_grad():
-            for hook in _computing(layer):  # their tensors may be older than the parameters
+            for hook in _computing(layer):  # else their tensors may be old
                 hook(layer, ())
             weights, self.bias = FrozenWeights(layer.weight), None if layer.bias is None else layer.bias.detach()
         self.weights = {weights.tensor.dtype: weights}
@@ -196,7 +186,7 @@ class FrozenLayer(_Kept):
         return sum(t.nbytes for t in own) + sum(one.packed_bytes for one in self.weights.values())
 
     def operands(self, layer: ConvTranspose1d) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Weight and bias for a call of ``layer``; None for its own. Unfreezes a layer that trains."""
+        """Weight and bias for a call; None for the layer's own."""
         if not self.serves(layer):
             return None
         (weights,) = list(self.weights.values())[:1]
@@ -210,9 +200,9 @@ class FrozenLayer(_Kept):
 
 
 class FrozenActivation(_Kept):
-    """alpha and beta of a frozen AliasFreeActivation out of log scale, and its filters, each of shape (n,).
+    """An AliasFreeActivation's alpha, beta and filters, each (n,).
 
-    16-bit alpha and beta stay logarithms, because their exponentials would be rounded. ``folded`` tells.
+    ``folded``: out of log scale; not in 16 bits, which would round the exponentials.
     """
 
     def __init__(self, layer: AliasFreeActivation):
@@ -228,15 +218,15 @@ class FrozenActivation(_Kept):
         return sum(one.nbytes for one in self.kept[:2] if self.folded and one is not None)
 
     def operands(self, layer: AliasFreeActivation) -> list[torch.Tensor | None] | None:
-        """alpha, beta and the filters for a call of ``layer``; None for its own. Unfreezes a layer that trains."""
+        """alpha, beta and filters, or None, likewise."""
         return self.kept if self.serves(layer) else None
 
 
 class _Held:
-    """A hook that computes the weight before each call, unless the layer is frozen."""
+    """A hook that computes the weight unless frozen."""
 
     def __call__(self, module, inputs):
-        compute = super().__call__  # looked up first: ``operands`` may make this the plain hook again
+        compute = super().__call__  # first: ``operands`` may make this the plain hook
         if module._frozen is None or module._frozen.operands(module) is None:
             compute(module, inputs)
 

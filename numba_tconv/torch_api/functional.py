@@ -1,4 +1,4 @@
-"""``conv_transpose1d``: torch's function, computed by this package's kernels for GPU tensors."""
+"""``conv_transpose1d``: torch's function on this package's kernels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from . import operators as ops
 from . import sharding, torchs, transforms
 from .sizes import check_output_padding, fits, integers, is_own_padding, out_length, own_sizes, with_ends
 
-# Key of torch.backends.cudnn.conv, whose attribute fp32_precision is slower to ask.
+# torch.backends.cudnn.conv, whose attribute fp32_precision is slower to ask.
 CUDNN_CONVOLUTIONS = "cuda", "conv"
-NAMES = (str, type(None))  # types of `variant` and `precision`
+NAMES = (str, type(None))  # of `variant`, `precision`
 
 
 def conv_transpose1d(
@@ -36,7 +36,7 @@ def conv_transpose1d(
     variant=None,
     precision=None,
 ):
-    """Transposed 1-D convolution: ``torch.nn.functional.conv_transpose1d`` with two more keyword-only arguments.
+    """``torch.nn.functional.conv_transpose1d``, with ``variant`` and ``precision`` added.
 
     ``y[n, co, o] = bias[co] + sum of x[n, ci, i] * w[ci, co, k]`` over all ``i``, ``k`` of the group of ``co`` with
     ``o = i*stride - padding + k*dilation``, and
@@ -51,54 +51,51 @@ def conv_transpose1d(
         input: (N, C_in, L) or (C_in, L), any strides.
         weight: (C_in, C_out/groups, K), any strides.
         bias: (C_out,) or None.
-        stride, output_padding, dilation: in samples; an int or a tuple of one int.
-        padding: likewise; or a pair, or a word, see below.
+        stride, output_padding, dilation: samples; an int or a tuple of one.
+        padding: likewise, or a pair or word, see below.
         groups: int.
-        variant: name of the rung that computes the call (see ``rungs``); None selects one.
-        precision: arithmetic of the products, see below; None follows torch's switch.
+        variant: name of a rung (see ``rungs``); None selects.
+        precision: see below; None follows torch's switch.
 
     Returns:
-        (N, C_out, L_out) or (C_out, L_out), contiguous, dtype and device of input. Equal calls give bitwise equal
-        results.
+        (N, C_out, L_out) or (C_out, L_out), contiguous, dtype and device of input. Equal calls give equal bits.
 
     Raises:
-        TypeError: an argument has a wrong type, as in torch.
-        RuntimeError: torch refuses the shapes, dtypes, devices or values; a pair or word leaves no output.
-        ValueError: ``variant`` or a word for ``padding`` is unknown, or the dtype does not have ``precision``.
-        NotImplementedError: ``variant`` cannot do this problem; no rung can in the named ``precision`` ("tf32x3"
-            without ``variant`` excepted); or either was named for tensors that torch computes.
+        TypeError: wrong type, as in torch.
+        RuntimeError: torch refuses shapes, dtypes, devices or values; no output is left.
+        ValueError: unknown ``variant`` or padding word, or the dtype lacks ``precision``.
+        NotImplementedError: the named ``variant`` or ``precision`` cannot compute this, or torch computes it.
 
-    **Padding.** An int crops as many samples at both ends. A pair ``(left, right)`` crops each end by its own number;
-    a negative one adds outputs, which are bias unless a tap reaches them. With ``k = dilation*(K - 1) + 1``:
+    **Padding.** An int crops both ends. A pair ``(left, right)`` crops each end by its own number; a negative number
+    adds outputs, bias alone unless a tap reaches them. With ``k = dilation*(K - 1) + 1``:
 
     * "valid" is ``(0, 0)``.
-    * "same" gives ``L*stride`` outputs: of ``k - stride`` samples, the left end loses half, rounded down, and the right
-      end the rest. Where ``k < stride``, ``stride - k`` outputs are added on the right.
-    * "causal" gives ``L*stride`` outputs, and none depends on a later input: it is ``(0, k - stride)``.
+    * "causal" is ``(0, k - stride)``: ``L*stride`` outputs, none of which depends on a later input.
+    * "same" has ``L*stride`` outputs too: half of ``k - stride``, rounded down, is cropped left, the rest right. Where
+      ``k < stride``, ``stride - k`` outputs are added right.
 
-    ``output_padding`` is added on the right. Cropped outputs are not computed.
+    ``output_padding`` is added right. Cropped outputs are not computed.
 
     **Precision.** float32 has three:
 
     * "ieee": exact products, float32 sums.
     * "tf32": operands rounded to 11 bits, on tensor cores.
     * "tf32x3": operands split in two parts of 11 bits, three products on tensor cores. Errors have float32's order, but
-      numbers smaller than 2^-17 of the largest near them are off by up to 2^-39 of it. Without ``variant``, a problem
-      that no tensor-core rung takes (depthwise, fewer than 8 input channels a group) is computed as "ieee".
+      numbers below 2^-17 of the largest nearby are off by up to 2^-39 of it. Without ``variant``, "ieee" computes what
+      no tensor-core rung takes (depthwise, fewer than 8 input channels a group).
 
-    The other dtypes have one each: "fp64", "fp16", "bf16"; the last two sum in float32. None means "tf32" where
-    ``torch.backends.cudnn.conv.fp32_precision`` (or ``torch.backends.cudnn.allow_tf32``) allows it and a rung gains by
-    it, else "ieee"; each gradient decides for itself. torch.compile reads the switch while tracing. Where
-    torch.autocast casts to another dtype, a precision of float32 is ignored.
+    Other dtypes have one: "fp64", "fp16", "bf16"; the last two sum in float32. None means "tf32" where
+    ``torch.backends.cudnn.conv.fp32_precision`` (or ``torch.backends.cudnn.allow_tf32``) allows it and a rung gains,
+    else "ieee", for each gradient separately. torch.compile reads the switch while tracing. Autocast to another dtype
+    overrides a float32 precision.
 
     **Who computes.** This package computes CUDA tensors of float64, float32, float16 and bfloat16, on torch's current
     stream, without synchronising, and follows torch.autocast. torch computes CPU tensors, complex dtypes, empty
-    batches, zero output channels, and, below compute capability 8.0, dense layers and bfloat16. It also computes
-    gradients that no kernel here is meant for. Derivatives have any order, in reverse and forward mode and under
-    torch.func; vmap computes slice by slice.
+    batches, zero output channels, gradients that no kernel suits, and, below compute capability 8.0, dense layers and
+    bfloat16. Derivatives have any order, in reverse and forward mode and under torch.func; vmap goes slice by slice.
 
-    **Infinities and NaN** reach the outputs that the definition sends them to. Some kernels multiply zeros in place of
-    absent values, which makes more outputs of the sample NaN:
+    **Infinities and NaN** go where the definition sends them. Kernels that multiply zeros in place of absent values
+    make more outputs of the sample NaN:
 
     | computed by | one in the input | one in the weight |
     | --- | --- | --- |
@@ -112,8 +109,7 @@ def conv_transpose1d(
     infinity may become NaN: always in "tf32x3", else where sums are split over channels, as for few samples.
 
     **Export.** torch.export and torch.onnx.export write torch's operator, unless ``variant`` or ``precision`` is named.
-    Such a program runs anywhere, and by this package's kernels within ``routed``. Tensors and modes with a
-    ``__torch_function__`` receive this function.
+    It runs anywhere, and within ``routed`` by this package. A ``__torch_function__`` receives this function.
     """
     if not torch.compiler.is_dynamo_compiling():
         call = _at_once(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision)
@@ -156,7 +152,7 @@ def conv_transpose1d(
         )
     exported = variant is precision is None and is_exporting()
     if parts and not exported:
-        ours = ours or _ours(input, weight, bias, cpu=True)  # so that `warm` sees the problem
+        ours = ours or _ours(input, weight, bias, cpu=True)  # for `warm`
     if not ours or exported or _is_empty(input, weight):
         compute = torchs.forward if parts else torch.conv_transpose1d
         output = compute(input, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -180,7 +176,6 @@ def conv_transpose1d(
 
 
 def require_known(variant, precision) -> None:
-    """Raise ValueError for an unknown ``variant`` or ``precision``."""
     if variant is not None and variant not in RUNGS:
         raise ValueError(f"unknown variant {variant!r}: the rungs are {', '.join(RUNGS)}")
     if precision is not None and not any(precision in precisions for precisions in PRECISIONS.values()):
@@ -191,7 +186,7 @@ def require_known(variant, precision) -> None:
 def _at_once(
     input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision
 ) -> direct.Call | None:
-    """The remembered call; None if the arguments need full checks."""
+    """The remembered call; None if full checks must decide."""
     kind = type(padding)
     if type(stride) is tuple:  # from a layer
         try:
@@ -225,10 +220,7 @@ def _at_once(
 def _call(
     input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision, tf32
 ) -> direct.Call | None:
-    """The call for these layouts; None if full checks must decide. Raises what the operator raises.
-
-    ``tf32``: torch allows TF32.
-    """
+    """The call for these layouts; None if full checks must decide. Raises as the operator."""
     laid_out = [Layout(*one) for one in (input, weight, bias) if one]
     (shape, _, dtype, index, _), precisions = laid_out[0], PRECISIONS.get(laid_out[0].dtype, ())
     if not (
@@ -270,10 +262,7 @@ def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
 
 
 def is_exporting() -> bool:
-    """Whether torch.export traces.
-
-    torch 2.11's ``torch.compiler.is_exporting()`` is also True under torch.compile (pytorch issue 176347).
-    """
+    """``torch.compiler.is_exporting()`` is also True under torch.compile (pytorch issue 176347)."""
     return torch.compiler._is_exporting_flag
 
 
@@ -282,24 +271,20 @@ def _is_empty(input: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def default_precision(dtype: torch.dtype) -> str:
-    """The operator's ``precision`` for None, by torch's switch now; see selection.arithmetic."""
     return TF32_ALLOWED if dtype == torch.float32 and _torch_allows_tf32() else PRECISIONS[dtype][0]
 
 
 def _torch_allows_tf32() -> bool:
-    """Whether torch may use TF32 in float32 convolutions.
-
-    ``cudnn.allow_tf32`` raises once a newer setting was used.
-    """
+    """``cudnn.allow_tf32`` raises once a newer setting was used."""
     return torch._C._get_fp32_precision_getter(*CUDNN_CONVOLUTIONS) == "tf32"
 
 
-# The mark of torch.compiler.assume_constant_result, which would import torch._dynamo: the setting cannot be traced.
+# As torch.compiler.assume_constant_result, which would import torch._dynamo.
 _torch_allows_tf32._dynamo_marked_constant = True
 
 
 def autocasts(tensor: torch.Tensor) -> bool:
-    """Whether torch.autocast casts ``tensor`` for torch's convolutions."""
+    """Whether torch.autocast casts ``tensor`` for convolutions."""
     device = tensor.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return False

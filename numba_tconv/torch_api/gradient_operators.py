@@ -1,12 +1,11 @@
 """The gradient operators, differentiable themselves.
 
-T(x, w) is linear in each operand, so the derivatives of each gradient are T and the gradients again:
+T(x, w) is linear in each operand, so each gradient's derivatives are T and the gradients again:
 
-    sum of grad_input(g, w) * v  = sum of g * T(v, w)    its gradient for g: T(v, w);   for w: grad_weight(g, v)
-    sum of grad_weight(g, x) * v = sum of g * T(x, v)    its gradient for g: T(x, v);   for x: grad_input(g, v)
-    grad_bias(g): its gradient for g repeats one number a channel
+    sum of grad_input(g, w) * v  = sum of g * T(v, w)
+    sum of grad_weight(g, x) * v = sum of g * T(x, v)
 
-Operands are batched, parameters plain integers in ops.conv_transpose1d's order. torch computes on the CPU.
+Operands are batched, parameters plain integers in the operator's order.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from numba_tconv.formula.problem import Problem
 from . import fast_path as direct
 from . import torchs, transforms
 
-# `precision`: the forward pass's, which second derivatives use too.
 PARAMETERS = "SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, SymInt dilation, str precision"
 SCHEMAS = {
     "grad_input": f"(Tensor grad_output, Tensor weight, SymInt length, {PARAMETERS}) -> Tensor",
@@ -37,7 +35,7 @@ grad_bias = torch.ops.numba_tconv.grad_bias.default
 
 
 def forward(x, weight, parameters):
-    """T(x, weight) without bias, by the selected rung."""
+    """T(x, weight) by the selected rung."""
     *parameters, precision = parameters
     operator = torch.ops.numba_tconv.conv_transpose1d.default
     return transforms.apply(operator, x, weight, None, *parameters, "", precision)
@@ -148,7 +146,7 @@ transforms.register(grad_weight, _weight_backward, _weight_context, partial(_pro
 transforms.register(grad_bias, _bias_backward, _bias_context, _bias_jvp)
 
 
-# The derivative of the forward operator
+# The forward operator's derivative
 
 
 def setup_context(ctx, inputs, output):
@@ -168,7 +166,7 @@ def keep(constants, ctx, input, weight, bias=None):
 
 
 def backward(ctx, grad_output, input, weight):
-    """Wanted gradients for input, weight, bias; None for others."""
+    """Gradients for input, weight, bias; None if not wanted."""
     length, kernel_size, *parameters = ctx.constants
     wants_input, wants_weight, wants_bias, *_ = ctx.needs_input_grad
     return (
@@ -204,7 +202,7 @@ def torchs_weight(grad_output, input, kernel_size: int, parameters):
 
 
 def _shape_alone(shape, like):
-    """A contiguous tensor that lends its shape, on memory of ``like`` if enough."""
+    """A contiguous tensor without values, on memory of ``like`` if enough."""
     if like.is_contiguous() and like.numel() >= math.prod(shape):
         return like.view(-1)[: math.prod(shape)].view(shape)
     return like.new_empty(shape)

@@ -1,4 +1,4 @@
-"""``ConvTranspose1d``: torch's layer, computed by ``functional.conv_transpose1d``."""
+"""The layer ``ConvTranspose1d``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from .sizes import checked_padding, is_own_padding
 
 
 class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
-    """``torch.nn.ConvTranspose1d`` with two more keyword-only arguments: ``variant`` and ``precision``.
+    """``torch.nn.ConvTranspose1d``, with ``variant``, ``precision`` and ``padding`` as in ``conv_transpose1d``.
 
-    ``padding`` may also be a pair ``(left, right)`` or "valid", "same" or "causal" (see ``conv_transpose1d``).
     Parameters, their names and initialisation are torch's, so checkpoints load either way. Input is (N, C_in, L) or
-    (C_in, L). ``variant`` and ``precision`` are attributes that may change at any time; ``conv_transpose1d`` states
-    their meaning and errors. Each call uses the weights as they are then, unless the layer is frozen (see ``freeze``).
+    (C_in, L). ``variant`` and ``precision`` are attributes that may change. Each call reads the weights anew, unless
+    frozen (see ``freeze``).
     """
 
     def __init__(
@@ -40,11 +39,7 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
         variant=None,
         precision=None,
     ):
-        """As torch's layer, with its errors.
-
-        Raises ValueError for an unknown ``variant``, ``precision`` or word, TypeError for a pair of other items than
-        integers.
-        """
+        """Raises as torch's layer; for ``padding``, ``variant`` and ``precision`` as ``conv_transpose1d``."""
         own = checked_padding(padding) if is_own_padding(padding) else None
         super().__init__(
             *(in_channels, out_channels, kernel_size, stride, 0 if own else padding, output_padding),
@@ -59,7 +54,7 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
         """The output (N, C_out, L_out) or (C_out, L_out); ``output_size[-1]``, if given, is L_out.
 
-        Raises ValueError if stride cannot reach that length, and what torch's layer and ``conv_transpose1d`` raise.
+        Raises as torch's layer and ``conv_transpose1d``; ValueError if stride cannot reach ``output_size``.
         """
         self._require_zeros()
         if not isinstance(self.padding, (tuple, str)):
@@ -79,20 +74,16 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
         )
 
     def initial_state(self, batch_size: int) -> torch.Tensor:
-        """The state of ``batch_size`` streams at their start: zeros (batch_size, C_in, F). See ``streaming``."""
+        """The state of new streams: zeros (batch_size, C_in, F)."""
         self._require_zeros()
         return streaming.initial_state(batch_size, self.weight, self.stride, self.dilation)
 
     def step(self, x: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """The next outputs of N streams, (N, C_out, T*stride), from T new frames ``x`` (N, C_in, T).
 
-        ``state`` (N, C_in, F) is updated in place. ``mask`` (N,) bool: slots that are False keep their state, and their
-        outputs are zeros. ``streaming.step`` states the meaning and the errors. Concatenated steps are the output with
-        no padding, up to T*stride samples of all T frames: the causal output. The layer's padding and output_padding
-        are ignored. A layer with left padding p is the same stream without its first p samples:
-
-            outputs = torch.cat([layer.step(chunk, state) for chunk in chunks], dim=2)
-            outputs = outputs[:, :, p:]
+        ``state`` (N, C_in, F) is updated in place. ``mask`` (N,) bool: False slots keep their state and output zeros.
+        ``streaming.step`` states the errors. The layer's padding and output_padding are ignored; ``streaming`` shows
+        how to apply left padding.
         """
         self._require_zeros()
         frozen = self._frozen
@@ -106,12 +97,11 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
             raise ValueError(f'padding_mode must be "zeros", got {self.padding_mode!r}')
 
     def _padding_for(self, input: torch.Tensor, output_size: list[int]) -> list[int]:
-        """The output_padding that gives ``output_size``."""
         sizes = self.padding, self.kernel_size, self.dilation
         if is_own_padding(self.padding):
             (taps,), (stride,), (dilation,) = self.kernel_size, self.stride, self.dilation
             cropped = sum(ends_of(checked_padding(self.padding), taps, stride, dilation))
-            # A dense kernel of so many taps gives the same lengths.
+            # A dense kernel with the same lengths.
             sizes = (0,), (dilation * (taps - 1) + 1 - cropped,), (1,)
         padding, kernel_size, dilation = sizes
         return self._output_padding(
@@ -119,6 +109,6 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
         )
 
     def extra_repr(self) -> str:
-        """torch's text, and ``variant`` and ``precision`` where set."""
+        """torch's text and the choices."""
         chosen = (f"{name}={getattr(self, name)!r}" for name in ("variant", "precision") if getattr(self, name))
         return ", ".join([super().extra_repr(), *chosen])

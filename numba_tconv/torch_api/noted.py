@@ -1,4 +1,4 @@
-"""Finds the transposed convolutions and alias-free activations of a function without computing them."""
+"""Finds a function's transposed convolutions and activations without computing them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from . import alias_free_operators as activations
 from . import operators as ops
 from .functional import default_precision
 
-MOST_VALUES = 1024  # elements of an integer buffer that a model may read, as codecs do for paddings
+MOST_VALUES = 1024  # elements of a readable integer buffer
 
 
 class Noted(NamedTuple):
@@ -35,7 +35,7 @@ class Noted(NamedTuple):
 
 
 class NotedActivation(NamedTuple):
-    """A call of the alias-free activation. ``tied``: beta is alpha."""
+    """``tied``: beta is alpha."""
 
     sizes: AliasFree
     dtype: torch.dtype
@@ -49,10 +49,9 @@ def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[
 
 
 def computations(function: Callable, *arguments, **keywords) -> list[Noted | NotedActivation]:
-    """The 1-D transposed convolutions and activations that ``function(*arguments, **keywords)`` computes, each once.
+    """What ``function(*arguments, **keywords)`` computes on fake tensors, torch's convolutions too, each once.
 
-    Finds torch's convolution and ours, in dtypes of PRECISIONS, on fake tensors; small integer buffers keep values.
-    Raises RuntimeError if the function asks for values or refuses its arguments, and for lazy parameters.
+    Raises RuntimeError if it asks for values, refuses its arguments, or has lazy parameters.
     """
     owner = getattr(function, "__self__", function)
     modules = owner.modules() if isinstance(owner, nn.Module) else ()
@@ -61,7 +60,7 @@ def computations(function: Callable, *arguments, **keywords) -> list[Noted | Not
         raise RuntimeError(f"{lazy[0]} is lazy: its sizes are known after the first call of the model")
     mode = detect_fake_mode((arguments, keywords)) or FakeTensorMode(allow_non_fake_inputs=True)
     arguments, keywords = tree_map_only(torch.Tensor, mode.from_tensor, (arguments, keywords))
-    # Inference mode hides the parts of composite operators.
+    # Inference mode hides composite operators' parts.
     plain = torch.inference_mode(False)
     before = activations.as_on_a_gpu.set(True)
     try:
@@ -74,7 +73,7 @@ def computations(function: Callable, *arguments, **keywords) -> list[Noted | Not
 
 @contextlib.contextmanager
 def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterator[list[torch.Tensor]]:
-    """Give the modules fake parameters and buffers; yield copies of small integer buffers. Autocast caches no fake."""
+    """Give the modules fake tensors; yield copies of small integer buffers."""
     real = {}
 
     def stand_in(one):
@@ -103,11 +102,11 @@ def _has_values(one: torch.Tensor) -> bool:
 
 
 class _Noting(TorchDispatchMode):
-    """Sees operators below autocast and tensor wrappers; computes those of small integers, and writes only ``real``."""
+    """Sees operators below autocast; computes those of small integers, writing only ``real``."""
 
     def __init__(self, real: list[torch.Tensor]):
         super().__init__()
-        self.found, self.real = [], {id(one): one for one in real}  # kept, so that ids stay unique
+        self.found, self.real = [], {id(one): one for one in real}  # kept: ids stay unique
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
@@ -134,6 +133,6 @@ class _Noting(TorchDispatchMode):
         return result
 
     def _note(self, x, weight, bias, parameters, variant, precision):
-        if x.size(0) and weight.size(1):  # torch computes the others
+        if x.size(0) and weight.size(1):  # torch computes empty ones
             problem = ops.check(x, weight, bias, *parameters)
             self.found.append(Noted(problem, x.dtype, variant, precision))

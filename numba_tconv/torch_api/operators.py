@@ -1,7 +1,4 @@
-"""The operator ``numba_tconv::conv_transpose1d``, and the gradient operators on GPUs.
-
-It takes batched input and plain integers, and is opaque for torch.compile and torch.export.
-"""
+"""The operator ``numba_tconv::conv_transpose1d``, and the gradient operators on GPUs."""
 
 from __future__ import annotations
 
@@ -32,8 +29,8 @@ torch.library.define(
     "(Tensor input, Tensor weight, Tensor? bias, SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, "
     "SymInt dilation, str variant, str precision) -> Tensor",
 )
-# `variant`: a rung's name, or "" to select. `precision`: one of PRECISIONS, or TF32_ALLOWED. The operator reads no
-# switch of torch, so a traced graph keeps its meaning.
+# `variant`: a rung's name, or "" to select. `precision`: of PRECISIONS, or TF32_ALLOWED. No switch is read, so a traced
+# graph keeps its meaning.
 conv_transpose1d = torch.ops.numba_tconv.conv_transpose1d.default
 
 
@@ -86,7 +83,7 @@ def _cuda(input, weight, bias, *parameters):
 
 @lru_cache(maxsize=1024)
 def ready(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision) -> Callable:
-    """The function that computes the output for these layouts (tuples; None without a bias). Raises as the operator."""
+    """The function for these layouts (None without bias). Raises as the operator."""
     laid_out = [one and Layout(*one) for one in (input, weight, bias)]
     shapes = (one and one.shape for one in laid_out)
     problem = _problem(*shapes, stride, padding, output_padding, groups, dilation)
@@ -106,7 +103,7 @@ def ready(input, weight, bias, stride, padding, output_padding, groups, dilation
 def _plan(
     problem: Problem, dtype: torch.dtype, variant: str, precision: str, gpu: device.Device
 ) -> tuple[Rung | None, str]:
-    """The rung (None: torch's operator computes) and its precision."""
+    """The rung, None where torch computes, and its precision."""
     precision = arithmetic(problem, dtype, variant, precision, gpu)
     decision = None if variant else decide(problem, dtype, precision, gpu)
     if decision and decision.by_torch:
@@ -137,10 +134,10 @@ def _fake(input, weight, bias, stride, padding, output_padding, groups, dilation
 
 @lru_cache(maxsize=1024)
 def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> str | None:
-    """Precision of the gradient ``of`` ("grad_input", "grad_weight", "grad_bias") on ``gpu``; None: torch computes it.
+    """Precision of the gradient ``of``; None where torch computes it.
 
     Tensor-core precisions need a suited rung that uses tensor cores or is limited by memory; "tf32x3" becomes "ieee".
-    torch computes what no kernel can and, except grad_bias, the gradients of a forward pass that it computes.
+    If torch computes the forward pass, so it does the gradients, except grad_bias.
     """
     own = arithmetic(problem, dtype, "", precision, gpu)
     if of != "grad_bias" and decide(problem, dtype, own, gpu).by_torch:
@@ -164,7 +161,6 @@ def _gains(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: d
 
 @lru_cache(maxsize=1024)
 def ready_input(grad_output, weight, length, *parameters) -> Callable:
-    """The function that computes grad_input for these layouts. Raises what grad_ops.grad_input raises."""
     problem = grad_ops.problem_of(grad_output[0], weight[0][0], length, weight[0][2], parameters)
     return _ready("grad_input", problem, grad_output, weight, precision=parameters[-1]) or (
         lambda grad_output, weight: grad_ops.torchs_input(grad_output, weight, length, parameters)
@@ -191,13 +187,12 @@ def ready_bias(grad_output, precision) -> Callable:
 
 
 def sum_problem(shape: tuple[int, int, int]) -> Problem:
-    """A problem with output ``shape``, on which alone grad_bias depends."""
+    """A problem with output ``shape``."""
     batch, channels, length = shape
     return Problem(batch, channels, channels, 1, length, groups=channels)
 
 
 def _ready(of, problem, grad_output, *operand, precision) -> Ready | None:
-    """The gradient's Ready; None where torch computes it."""
     laid_out = Layout(*grad_output)
     precision = gradient_precision(of, problem, laid_out.dtype, precision, device.of(laid_out.index))
     return precision and gradients.ready(of, problem, grad_output, *operand, precision=precision)
@@ -242,10 +237,7 @@ def backward(ctx, grad_output):
 
 @lru_cache(maxsize=1024)
 def _ready_gradients(grad_output, input, weight, wants_bias, length, kernel_size, *parameters) -> tuple:
-    """The functions for the gradients for input, weight, bias; None where not wanted.
-
-    Without the weight's gradient ``input`` is None, without the input's ``weight``.
-    """
+    """Functions for the wanted gradients of input, weight, bias. ``input`` and ``weight`` are None where unneeded."""
     return (
         weight and ready_input(grad_output, weight, length, *parameters),
         input and ready_weight(grad_output, input, kernel_size, *parameters),

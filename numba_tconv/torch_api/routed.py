@@ -1,7 +1,4 @@
-"""``routed``: this package computes torch's functional transposed convolution for a while.
-
-A dispatch key in the thread's set routes one operator here; all others pass at no cost.
-"""
+"""``routed``: a dispatch key in the thread's set routes one operator here; others pass at no cost."""
 
 from __future__ import annotations
 
@@ -18,30 +15,30 @@ from . import sharding
 from .functional import conv_transpose1d
 from .sizes import is_own_padding
 
-# torch's cache of compiled graphs does not tell implementations apart.
+# Keeps torch's compiled graphs apart.
 CACHE_TAG = "numba_tconv.routed"
 TRACED = (FakeTensor, FunctionalTensor)  # under torch.compile
 
 
 def routed():
-    """Context in which this package computes ``torch.nn.functional.conv_transpose1d``, also called by torch's layers.
+    """Context in which this package computes ``torch.nn.functional.conv_transpose1d``, for torch's layers too.
 
         >>> vocoder, spectrogram = torch.nn.ConvTranspose1d(80, 1, 8, stride=4), torch.ones(1, 80, 10)
         >>> with routed():
         ...     waveform = vocoder(spectrogram)
 
-    Arguments and errors are those of ``numba_tconv.conv_transpose1d``. Tensor subclasses that compute the function
-    themselves still do, except DTensor. The context holds in its thread and in backward passes that start there. It may
-    be nested and entered again. Code that torch.compile compiled inside is not used outside, nor the reverse.
+    Arguments and errors are ``numba_tconv.conv_transpose1d``'s. Tensor subclasses that compute the function themselves
+    still do, except DTensor. The context holds in its thread and in backward passes started there; it may be nested and
+    entered again. Code that torch.compile compiled inside is not used outside, nor the reverse.
     """
     return _Traced() if torch.compiler.is_dynamo_compiling() else _Routed()
 
 
 class _Routed(threading.local):
-    """The key in the thread's set, which torch.compile's guards compare and backward passes inherit."""
+    """The key, which compiled code checks and backward passes inherit."""
 
     def __init__(self):
-        self.before = []  # of each open entry: whether the key was set, tag of torch's caches
+        self.before = []  # per entry: key set, cache tag
 
     def __enter__(self):
         _register()
@@ -60,7 +57,7 @@ class _Routed(threading.local):
 
 
 class _Traced(TorchFunctionMode):
-    """The same where torch.compile traces the entry."""
+    """The same under torch.compile."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         ours = func is torch.conv_transpose1d and all(one in direct.PLAIN for one in types)
@@ -80,13 +77,13 @@ def _register() -> None:
             every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
             every.fallback(torch.library.fallthrough_kernel, direct.ROUTED_NAME)
             aten.impl("conv_transpose1d", _compute, direct.ROUTED_NAME)
-            _libraries.extend((every, aten))  # a freed library takes back its registrations
+            _libraries.extend((every, aten))  # freeing one undoes its registrations
 
 
 def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    """The kernel at the key, which is out meanwhile, so that torch computes what it is handed."""
+    """The kernel at the key, removed meanwhile: torch's calls must not return here."""
     ours = _is_ours(input) and _is_ours(weight) and (bias is None or _is_ours(bias))
-    ours = ours and not is_own_padding(padding)  # torch's function refuses it
+    ours = ours and not is_own_padding(padding)  # which torch refuses
     stride, padding, output_padding = _number(stride), _number(padding), _number(output_padding)
     direct.set_routed(False)
     try:

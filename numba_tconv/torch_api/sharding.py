@@ -1,7 +1,7 @@
 """How the operators compute DTensors.
 
-An operator is linear in each operand, so shares may split the batch, output channels, or input channels (partial sums);
-with groups only the batch. torch.distributed.tensor is slow to import, so registration waits for it.
+They are linear in each operand, so shares split the batch, output channels, or input channels (partial sums); with
+groups only the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def prepare() -> None:
-    """Register the rules, if DTensors are loaded."""
+    """Register the rules if DTensors, slow to import, are loaded."""
     if MODULE in sys.modules:
         register()
 
@@ -42,7 +42,7 @@ def register() -> None:
     by_input, by_output = Shard(0), Shard(1)  # of a weight's channels
 
     def rules(numbers, groups, always, alone):
-        """Placements of result and arguments; the last ``numbers`` are no tensors. ``alone``: for one group."""
+        """Placements; ``numbers`` arguments are no tensors. ``alone``: without groups."""
         return [([y], [*of, *[None] * numbers]) for y, *of in (*always, *(alone if groups == 1 else ()))]
 
     @register_sharding(ops.conv_transpose1d)

@@ -1,4 +1,4 @@
-"""The integer arguments of a call as torch checks them, and ``padding`` as a pair or a word."""
+"""A call's integers, checked as in torch, and own ``padding``: a pair or word."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
 
 
 def is_own_padding(padding) -> bool:
-    """Whether ``padding`` is a word or has two items, neither of which torch's function takes."""
+    """Whether ``padding`` is a word or a pair, unknown to torch."""
     return isinstance(padding, str) or (isinstance(padding, (tuple, list)) and len(padding) == 2)
 
 
 def checked_padding(padding) -> str | tuple[int, int]:
     """A word, or a pair as a tuple of ints.
 
-    Raises ValueError for an unknown word, TypeError for other items than integers, RuntimeError for those beyond 64
-    bits.
+    Raises ValueError for an unknown word, TypeError for non-integers, RuntimeError beyond 64 bits.
     """
     if isinstance(padding, str):
         if padding not in WORDS:
@@ -35,8 +34,6 @@ def checked_padding(padding) -> str | tuple[int, int]:
 
 
 class OwnSizes(NamedTuple):
-    """A call's sizes where padding is a pair or a word."""
-
     stride: int
     parts: Parts
     inside: int  # outputs of the Problem that count
@@ -45,14 +42,14 @@ class OwnSizes(NamedTuple):
 
 
 def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) -> OwnSizes:
-    """The sizes of a call whose padding is a pair or a word.
+    """The sizes of a call with own padding.
 
-    Raises what ``checked_padding`` and ``integers`` raise, and RuntimeError where no output is left.
+    Raises as ``checked_padding`` and ``integers``, RuntimeError if no output is left.
     """
     own = checked_padding(padding)
     stride, _, output_padding, groups, dilation = integers(stride, 0, output_padding, groups, dilation)
     if weight.dim() != 3 or input.dim() not in (2, 3) or stride < 1 or dilation < 1:
-        return OwnSizes(stride, Parts(0, 0, output_padding, 0), 0, groups, dilation)  # for the refusal of such sizes
+        return OwnSizes(stride, Parts(0, 0, output_padding, 0), 0, groups, dilation)  # refused later
     check_output_padding(output_padding, stride, dilation)
     length, taps = input.shape[-1], weight.shape[2]
     parts = parts_of(own, taps, stride, output_padding, dilation)
@@ -61,13 +58,13 @@ def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) 
         raise RuntimeError(
             f"padding {padding!r} must leave at least one output, but leaves {left} of an input of {length}"
         )
-    if inside < 1:  # all outputs lie before the signal, or behind it
+    if inside < 1:  # all outputs lie outside the signal
         parts, inside = Parts(left, 0, 0, 0), 0
     return OwnSizes(stride, parts, inside, groups, dilation)
 
 
 def with_ends(output, bias, parts: Parts, inside: int):
-    """The first ``inside`` outputs of a Problem between those around them."""
+    """The first ``inside`` outputs of a Problem and those around."""
     if not (parts.before or parts.after):
         return output
 
@@ -83,7 +80,6 @@ def out_length(length, kernel_size, stride, padding, output_padding, dilation) -
 
 
 def check_output_padding(output_padding, stride, dilation) -> None:
-    """Raise RuntimeError where torch does."""
     if output_padding < 0:
         raise RuntimeError(f"output_padding must not be negative, got {output_padding}")
     if output_padding >= max(stride, dilation) > 0:
@@ -96,8 +92,7 @@ def check_output_padding(output_padding, stride, dilation) -> None:
 def integers(*arguments) -> list[int]:
     """The arguments named by INTEGERS as ints; all but groups may be sequences of one.
 
-    Raises torch's first error: types (of a sequence's first item), then 64-bit ranges from the last argument back, then
-    lengths.
+    Raises torch's first error: first items' types, then 64-bit ranges from the last argument back, then lengths.
     """
     plain = []
     for value in arguments:
@@ -133,7 +128,7 @@ def fits(number: int) -> bool:
 
 
 def integer(name: str, value) -> int:
-    """``value`` as an int (also from NumPy integers, tensors of one). Raises TypeError, for a bool too."""
+    """``value`` as an int, also from NumPy and tensors. Raises TypeError, for a bool too."""
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             return operator.index(value)

@@ -1,7 +1,6 @@
 """torch's own operators, for every ``padding`` and ``output_padding`` of a Problem.
 
-torch crops as many outputs at the right end as at the left, less its ``output_padding``. Where a Problem crops others,
-torch computes more outputs, and some are dropped.
+torch crops both ends alike, less ``output_padding``; for other crops, outputs are dropped.
 """
 
 from __future__ import annotations
@@ -12,19 +11,18 @@ from numba_tconv.formula.padding import cover_of
 
 
 def forward(input, weight, bias, stride, padding, output_padding, groups, dilation) -> torch.Tensor:
-    """The output by torch's operator, a view where outputs are dropped."""
+    """The output, a view where outputs are dropped."""
     cover = cover_of(padding, output_padding, stride, dilation)
     sizes = stride, cover.padding, cover.output_padding, groups, dilation
     return dropped(torch.conv_transpose1d(input, weight, bias, *sizes), cover)
 
 
 def dropped(output: torch.Tensor, cover) -> torch.Tensor:
-    """``output`` without the ends that ``cover`` drops."""
     return output[..., cover.left : output.shape[-1] - cover.right] if cover.left or cover.right else output
 
 
 def gradients(grad_output, input, weight, bias_sizes, parameters, wanted) -> tuple:
-    """The gradients for input, weight and bias by torch's operator, as ``aten.convolution_backward`` takes them."""
+    """The gradients for input, weight and bias, else as ``aten.convolution_backward``."""
     stride, padding, output_padding, groups, dilation, *_ = parameters
     cover = cover_of(padding, output_padding, stride, dilation)
     if cover.left or cover.right:

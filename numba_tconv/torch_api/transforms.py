@@ -1,7 +1,4 @@
-"""Derivatives in reverse mode, forward mode and under torch.func.
-
-torch.library registers reverse mode only; elsewhere ``apply`` uses a torch.autograd.Function.
-"""
+"""Derivatives in reverse mode, forward mode and under torch.func."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _functions: dict[torch._ops.OpOverload, type[torch.autograd.Function]] = {}
 
 
 def register(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable, jvp: Callable) -> None:
-    """Register the derivatives of ``operator``, as torch.library and torch.autograd.Function define them.
+    """Register derivatives, as torch.autograd.Function defines them.
 
     ``jvp`` takes tangents (zeros without one) and arguments.
     """
@@ -49,7 +46,6 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
 
 
 def apply(operator: torch._ops.OpOverload, *arguments):
-    """``operator(*arguments)``, differentiable in every active mode."""
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return _applied(operator, *arguments)
     if torch.compiler.is_dynamo_compiling():
@@ -61,5 +57,5 @@ def _applied(operator: torch._ops.OpOverload, *arguments):
     return _functions[operator].apply(*arguments)
 
 
-# As torch.compiler.disable, which would import torch._dynamo: a Function with a forward mode is not traceable.
+# As torch.compiler.disable, which would import torch._dynamo: a Function with forward mode is not traceable.
 _applied._torchdynamo_disable = True

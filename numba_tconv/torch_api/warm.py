@@ -1,4 +1,4 @@
-"""``warm``: compile a model's kernels ahead."""
+"""``warm``: kernels compiled ahead."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from .noted import computations
 
 
 def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = None, **keywords) -> int:
-    """Compile the kernels that ``model(*inputs, **keywords)`` launches into the cache on disk, so that no call waits.
+    """Compile the kernels that ``model(*inputs, **keywords)`` launches into the cache on disk.
 
     The model is called once on tensors without values. torch's transposed convolutions count as this package's. Use the
     dtypes, torch.autocast and TF32 switch of later calls. Other lengths and batches mostly need the same kernels;
-    tensors that are not contiguous may need more.
+    non-contiguous tensors may need more.
 
         model = vocoder.eval().cuda()
         numba_tconv.convert(model)
         numba_tconv.warm(model, torch.empty(1, 80, 1000, device="cuda"))
 
-    Kernels are for the current GPU; without one, as in a container's build, for compute capability 9.0.
+    Kernels are for the current GPU; without one, for compute capability 9.0.
 
     Args:
-        model: a module or any other callable.
+        model: a module or other callable.
         inputs, keywords: its arguments; tensors on any device, meta included.
         training: also compile the gradients.
-        jobs: processes; None: one for each processor; 1: this one.
+        jobs: processes; None: one a processor; 1: this one.
 
     Returns:
         The number of kernels compiled; the others were cached.
 
     Raises:
-        TypeError: ``model`` cannot be called, or ``jobs`` is no integer.
+        TypeError: ``model`` or ``jobs`` has a wrong type.
         ValueError: ``jobs`` is not positive.
         NotImplementedError: a layer's ``variant`` cannot do its problem.
-        RuntimeError: the model refuses its inputs, asks for values, or has lazy parameters; the cache is off; or the
-            simulator is used.
+        RuntimeError: the model refuses its inputs, asks for values, or has lazy parameters; the cache is off; or in the
+            simulator.
         OSError: the cache cannot be written.
     """
     if not callable(model):

@@ -1,8 +1,4 @@
-"""``convert``: let this package compute the transposed convolutions and alias-free activations of a finished model.
-
-Only a layer's class changes, and the padding of one whose output is cropped. Parameters, buffers, hooks and training
-mode stay, and an optimizer keeps its references.
-"""
+"""``convert`` changes only classes, and the padding of cropped layers, so an optimizer keeps its references."""
 
 from __future__ import annotations
 
@@ -27,10 +23,9 @@ from . import activations, cropping
 class Conversion:
     """Report of ``convert``; ``str`` gives it as text.
 
-    ``replaced`` counts the replaced ConvTranspose1d; ``int(conversion)`` returns it. ``activations`` counts the
-    replaced alias-free activations, ``cropping`` the modules whose crop became their layer's padding. ``left`` maps
-    each of these modules that was left as it was, by its name in ``model.named_modules()``, to the reason. ``freezing``
-    is the report of ``freeze``, or None.
+    Counts: ``replaced``, also ``int(conversion)``, of ConvTranspose1d; ``activations``; ``cropping`` of modules whose
+    crop became padding. ``left``: why others were left, by name in ``model.named_modules()``. ``freezing``: the report
+    of ``freeze``, or None.
     """
 
     replaced: int
@@ -53,33 +48,30 @@ class Conversion:
 def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
     """Let this package compute every ConvTranspose1d and alias-free activation in ``model``, in place.
 
-    Layers stay the same objects with the same parameters, so older checkpoints load.
+    Layers stay the same objects with the same parameters and hooks, so older checkpoints load.
 
     * Converted: torch's layers, also under ``torch.nn.utils.weight_norm`` or a parametrization, and subclasses that
       inherit torch's ``forward`` or call ``super().forward``. They keep their class's name and methods.
-    * Left, with the reason: layers with any other ``forward``, lazy layers before their first call, and other layers of
-      that name (scripted, quantized).
-    * Alias-free activations (NVIDIA's and alias-free-torch's ``Activation1d``, transformers'): modules with children
-      ``act``, ``upsample`` and ``downsample`` and their filters, if ``alias_free_activation`` gives the same numbers in
-      float64 for copies on the CPU, to 1e-10 of the largest. NVIDIA's own kernel (``fused``) is replaced too.
-    * Modules that compute a layer and crop its output (transformers' ``EncodecConvTranspose1d``,
-      ``MimiConvTranspose1d`` and ``PocketTTSAudioTokenizerConvTranspose1d``, encodec's ``SConvTranspose1d``,
-      audiocraft's ``StreamableConvTranspose1d``): the layer's ``padding`` becomes the pair of crops, so that cropped
-      outputs are not computed, if that gives the same numbers in float64 and nothing else sees the layer's output: no
-      norm after it, no hook of the layer, no other module that holds it. Later changes of the module's attributes go
-      unseen.
-    * Not counted: layers of this package.
+    * Left: layers with another ``forward``, lazy before their first call, scripted or quantized.
+    * Alias-free activations (``Activation1d`` of NVIDIA and alias-free-torch, transformers'): modules with children
+      ``act``, ``upsample`` and ``downsample`` whose float64 copies on the CPU compute what ``alias_free_activation``
+      does, to 1e-10 of the largest output. NVIDIA's kernel (``fused``) is replaced too.
+    * Modules that crop a layer's output (transformers' ``EncodecConvTranspose1d``, ``MimiConvTranspose1d`` and
+      ``PocketTTSAudioTokenizerConvTranspose1d``, encodec's ``SConvTranspose1d``, audiocraft's
+      ``StreamableConvTranspose1d``): the crops become the layer's ``padding``, so cropped outputs are not computed, if
+      the same test passes and no norm, hook or other owner sees the layer's output. Later changes of the module's
+      attributes go unseen.
     * Not seen: calls of ``torch.nn.functional.conv_transpose1d``; see ``routed``.
 
         >>> print(convert(nn.Sequential(nn.ConvTranspose1d(8, 4, 6), nn.ReLU())))
         1 replaced, 0 left
 
     Args:
-        model: a module, changed in place; it may itself be a layer.
-        freeze: also apply ``numba_tconv.freeze``, for a model that is served.
+        model: a module or layer, changed in place.
+        freeze: also apply ``numba_tconv.freeze``.
 
     Returns:
-        A Conversion: the number of layers replaced, and why others were left.
+        A Conversion. Layers of this package are not counted.
 
     Raises:
         TypeError: ``model`` is no torch.nn.Module.
@@ -121,7 +113,7 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
 
 
 def _is_one(module: nn.Module) -> bool:
-    name = getattr(module, "original_name", type(module).__name__)  # of a scripted module
+    name = getattr(module, "original_name", type(module).__name__)  # if scripted
     return isinstance(module, nn.ConvTranspose1d) or name == nn.ConvTranspose1d.__name__
 
 
@@ -156,21 +148,20 @@ def _class_for(module: nn.Module) -> type:
     cls = type(module)
     if not is_parametrized(module) or not vars(cls).keys() >= module.parametrizations.keys():
         return _counterpart(cls)
-    # torch made this class for one layer: properties of the parametrized tensors over the plain class.
+    # torch made this class for one layer: properties over the plain class.
     kept = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     return type(cls.__name__, tuple(map(_counterpart, cls.__bases__)), kept)
 
 
 @cache
 def _counterpart(cls: type) -> type:
-    """This package's layer for torch's; for a subclass, one with this package's ``forward``."""
     if cls is nn.ConvTranspose1d:
         return ConvTranspose1d
     return type(cls.__name__, (cls, _OfSubclass), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
 
 
 class _OfSubclass(ConvTranspose1d):
-    """A converted layer of a subclass. Loading or copying makes its class again."""
+    """Loading or copying makes the class again."""
 
     def __reduce_ex__(self, protocol):
         return _new, (type(self).__bases__[0],), self.__getstate__()

@@ -1,4 +1,4 @@
-"""``convert`` and alias-free activations of other packages: it finds them, tests them and changes their class."""
+"""``convert`` of other packages' alias-free activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numba_tconv.torch_api.alias_free import SNAKE, AliasFreeActivation, Form, c
 
 from .counterparts import HOOKS, MOST_ERROR, counterpart, one_thread, relative_error
 
-PARTS = {"", "act", "upsample", "downsample"}  # submodules by name; NVIDIA's has downsample.lowpass too
+PARTS = {"", "act", "upsample", "downsample"}  # submodules; NVIDIA's also has downsample.lowpass
 OTHERS = {
     nn.SiLU: "silu",
     nn.LeakyReLU: "leaky_relu",
@@ -27,7 +27,6 @@ IN_TWO = {torch.conv1d: torch.conv2d, torch.conv_transpose1d: torch.conv_transpo
 
 
 def is_one(module: nn.Module) -> bool:
-    """Whether ``module`` has the parts of an alias-free activation: filter, activation, filter."""
     if type(module) is nn.Module or not PARTS - {""} <= {name for name, _ in module.named_children()}:
         return False
     down = getattr(module.downsample, "lowpass", module.downsample)
@@ -35,12 +34,12 @@ def is_one(module: nn.Module) -> bool:
 
 
 def obstacle(module: nn.Module) -> str | None:
-    """Change the class of ``module`` to one that this package computes; else return the reason why not."""
+    """Change the class of ``module``, or return the reason why not."""
     if reason := _unusual(module):
         return reason
     try:
         form, reason = _form(module)
-    except Exception as error:  # of code that this package does not know
+    except Exception as error:  # from unknown code
         return f"it could not be compared with this package's: {type(error).__name__}: {error}".rstrip(": ")
     if form is None:
         return reason
@@ -71,7 +70,7 @@ def _unusual(module: nn.Module) -> str | None:
 
 
 def _form(module: nn.Module) -> tuple[Form | None, str]:
-    """The form that gives the same numbers as ``module``, or None and the reason."""
+    """The form that gives the same numbers, or None and the reason."""
     alpha = tensors_of(module)[0]
     activation = SNAKE if alpha is not None else OTHERS.get(type(module.act))
     if activation is None:
@@ -79,7 +78,7 @@ def _form(module: nn.Module) -> tuple[Form | None, str]:
     up, down = (_ratio(one) for one in (module.upsample, module.downsample))
     scales = (True, False) if activation == SNAKE else (True,)
     errors = []
-    # These belong to the caller: the random state, autocast, the default device.
+    # The caller's random state and settings must not matter.
     with (
         torch.random.fork_rng(devices=[]),
         torch.no_grad(),
@@ -105,9 +104,9 @@ def _ratio(sampler: nn.Module) -> int:
 
 
 def _cases(module: nn.Module) -> Iterator[tuple[list, torch.Tensor, torch.Tensor]]:
-    """Tensors of a float64 copy of ``module`` on the CPU, with inputs and its own outputs.
+    """Tensors of a float64 copy of ``module`` on the CPU, inputs, and its outputs.
 
-    The copy holds its numbers, then random ones, which tell what each tensor is used for, in both modes.
+    First with its own numbers, then with random ones, which show each tensor's role; in both modes.
     """
     generator = torch.Generator().manual_seed(0)
     copied = _copied(module)
@@ -124,10 +123,7 @@ def _cases(module: nn.Module) -> Iterator[tuple[list, torch.Tensor, torch.Tensor
 
 
 class _OneFilter(TorchFunctionMode):
-    """Computes depthwise convolutions with one filter, expanded, in two dimensions: channels become rows of an image.
-
-    In float64 torch computes depthwise convolutions one channel at a time on CPUs.
-    """
+    """Computes depthwise convolutions with one filter as 2-D ones, not channel by channel as torch on CPUs."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -141,7 +137,6 @@ class _OneFilter(TorchFunctionMode):
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A copy without hooks, by torch's operators even where NVIDIA's CUDA kernel would compute it (``fused``)."""
     empty = {id(getattr(module, hooks)): {} for hooks in HOOKS}
     copied = copy.deepcopy(module, empty).to("cpu", torch.float64).requires_grad_(False)
     if hasattr(copied, "fused"):

@@ -1,4 +1,4 @@
-"""Subclasses of other packages' modules with a ``forward`` of this package, and the test for equality."""
+"""Subclasses of other packages' modules, and the test for equality."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pr
 
 @cache
 def counterpart(base: type, cls: type) -> type:
-    """A subclass of ``cls`` with the ``forward`` of ``base``, and the name of ``cls``."""
+    """A subclass of ``cls``, with its name and the ``forward`` of ``base``."""
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__reduce_ex__": _reduce}
     return type(cls.__name__, (base, cls), names)
 
 
 def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative to the largest output or 1; infinite for other shapes and NaN."""
+    """The largest difference over the largest output or 1; infinite for other shapes and NaN."""
     if y.shape != expected.shape:
         return float("inf")
     largest = ((y - expected).abs().amax() / expected.abs().amax().clamp(min=1)).item()
@@ -28,7 +28,7 @@ def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:
 
 @contextlib.contextmanager
 def one_thread():
-    """Let torch compute on one CPU thread: for tiny tensors several mostly wait for each other."""
+    """One CPU thread is faster for tiny tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -38,7 +38,6 @@ def one_thread():
 
 
 def _reduce(self, protocol):
-    """Loading or copying makes the class again."""
     return _new, type(self).__bases__, self.__getstate__()
 
 

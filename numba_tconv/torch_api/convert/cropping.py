@@ -1,7 +1,4 @@
-"""``convert`` and modules that crop a layer's output: the layer no longer computes the cropped outputs.
-
-The layer's ``padding`` becomes the pair of crops, and the module's ``forward`` returns what the layer gives.
-"""
+"""``convert`` of modules that crop a layer's output: the crops become the layer's ``padding``."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from numba_tconv.torch_api.module import ConvTranspose1d
 
 from .counterparts import HOOKS, MOST_ERROR, counterpart, relative_error
 
-# Classes of transformers, encodec and audiocraft.
 NAMES = {
     "EncodecConvTranspose1d",
     "MimiConvTranspose1d",
@@ -27,7 +23,7 @@ LENGTHS = 1, 2, 7
 
 
 class Cropping(nn.Module):
-    """Base of converted modules; the module's own class follows it."""
+    """Base of converted modules, before their own class."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return layer_of(self)(x)
@@ -38,15 +34,15 @@ def is_one(module: nn.Module) -> bool:
 
 
 def layer_of(module: nn.Module) -> nn.Module:
-    """The layer whose output is cropped; encodec's lies in a module with its norm."""
+    """The cropped layer; encodec holds it in a module with its norm."""
     children = module._modules
     return children["conv"] if "conv" in children else children["convtr"].convtr
 
 
 def obstacle(module: nn.Module, owners: Counter) -> str | None:
-    """Change the class of ``module`` and its layer's padding; else return the reason why not.
+    """Change the class of ``module`` and its layer's padding, or return the reason why not.
 
-    ``owners`` counts the modules that hold a module, by its id.
+    ``owners`` counts holders by module id.
     """
     try:
         if reason := _unusual(module, owners):
@@ -60,7 +56,7 @@ def obstacle(module: nn.Module, owners: Counter) -> str | None:
         if (largest := _largest_error(module, (left, right))) > MOST_ERROR:
             return f"it computes something else: in float64 the two differ by {largest:.1e} of the largest output"
         module.__class__ = counterpart(Cropping, type(module))
-    except Exception as caught:  # of code that this package does not know
+    except Exception as caught:  # from unknown code
         return f"it could not be compared with this package's: {type(caught).__name__}: {caught}".rstrip(": ")
     layer_of(module).padding = left, right
     return None
@@ -101,9 +97,9 @@ def _crops(module: nn.Module) -> tuple[int, int]:
 
 
 def _largest_error(module: nn.Module, crops: tuple[int, int]) -> float:
-    """The largest error of ``crops`` against the ``forward`` of ``module``, with a layer of one channel on the CPU."""
+    """The error of ``crops``, with a one-channel layer on the CPU."""
     layer, generator = layer_of(module), torch.Generator().manual_seed(0)
-    # Autocast, the default device and the default dtype are the caller's.
+    # The caller's settings must not matter.
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
         tiny = nn.ConvTranspose1d(1, 1, layer.kernel_size, layer.stride, device="meta").to_empty(device="cpu").double()
         for one in tiny.parameters():
@@ -119,7 +115,6 @@ def _largest_error(module: nn.Module, crops: tuple[int, int]) -> float:
 
 
 def _with_layer(module: nn.Module, layer: nn.Module) -> nn.Module:
-    """A copy of ``module`` with another layer, and without hooks of what lies between."""
     copied = type(module).__new__(type(module))
     vars(copied).update(vars(module))
     if "conv" in module._modules:
