@@ -1,4 +1,4 @@
-"""Kernel arguments by name: tensors with their strides, in elements, and a layer's sizes."""
+"""Named kernel arguments. Strides are in elements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Signal(NamedTuple):
 
 
 class PlacedSignal(NamedTuple):
-    """A Signal read in vectors of 16 bytes."""
+    """A Signal that is read in vectors of 16 bytes."""
 
     data: object
     offset: int  # elements from a multiple of 16 bytes
@@ -40,14 +40,14 @@ class Weights(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """A bias (C_out,); without one, any tensor of its type."""
+    """A bias (C_out,), or any tensor of its type if there is none."""
 
     data: object
     exists: bool
 
 
 class Layer(NamedTuple):
-    """A problem's sizes, and the progression of an output's taps."""
+    """A problem's sizes, and the progression of an output's taps (formula/taps.py)."""
 
     length: int
     in_per_group: int
@@ -72,12 +72,12 @@ def layer_of(problem: Problem) -> Layer:
 
 
 def arguments(fields: type, **tensors: types.Type) -> types.BaseTuple:
-    """Type of a NamedTuple ``fields``: ``tensors``, the others int64."""
+    """The Numba type of ``fields``, a NamedTuple: ``tensors`` by name, all others int64."""
     return named(fields, **(dict.fromkeys(fields._fields, types.int64) | tensors))
 
 
 def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
-    """``fields`` from ``others`` and, by name, from the problem's sizes."""
+    """Build ``fields`` from ``others``, and from the problem's sizes of the same names."""
     return fields(*(others[name] if name in others else getattr(problem, name) for name in fields._fields))
 
 

@@ -7,6 +7,6 @@ from numba_tconv.ptx import device_function
 
 @device_function
 def divided(a, b):
-    """Quotient and remainder of two int32 that are not negative."""
+    """Quotient and remainder of two non-negative int32."""
     quotient = int32(uint32(a) // uint32(b))
     return quotient, int32(a - quotient * b)

@@ -1,4 +1,4 @@
-"""Weights in the order in which a rung reads them: packed in every call, or kept by a frozen layer."""
+"""Weights in a rung's order of reading: packed in every call, or kept by a frozen layer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from numba_tconv.runtime.layout import Layout, room
 
 
 class Packing:
-    """How weights laid out as ``weights`` are packed; made by ``unique``."""
+    """How weights of layout ``weights`` are packed. Made by ``unique``."""
 
     weights: Layout
     size: int
-    launch: Prepared  # of (weights, packed weights)
+    launch: Prepared
 
     @cached_property
     def room(self) -> Callable[[], torch.Tensor]:
         return room((self.size,), self.weights.dtype, self.weights.index)
 
     def __call__(self, w: torch.Tensor) -> torch.Tensor:
-        """Pack ``w`` (C_in, C_out/groups, K) on the current stream into ``size`` elements."""
+        """Pack ``w`` (C_in, C_out/groups, K) on the current stream; returns ``size`` elements."""
         packed = self.room()
         self.launch(w, packed)
         return packed
@@ -52,18 +52,17 @@ class _Packed(NamedTuple):
 
 
 class FrozenWeights:
-    """Weights (C_in, C_out/groups, K) whose values do not change, with their packed forms.
+    """Weights (C_in, C_out/groups, K) whose values never change, with their packed forms.
 
-    Pass ``tensor`` to the operator in place of the parameter. Packed weights belong to this tensor object; a copy, cast
-    or view is packed in every call."""
+    Pass ``tensor`` to the operator in place of the parameter. A copy, cast or view of it is packed in every call."""
 
     def __init__(self, weights: torch.Tensor):
-        self.tensor = weights.detach()  # another tensor object on the same memory
+        self.tensor = weights.detach()
         self.tensor.packings = self._packings = _Packings()
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the packed weights kept."""
+        """Bytes of the packed weights."""
         return sum(one.weights.nbytes for one in list(self._packings.kept.values()))
 
 
@@ -73,12 +72,11 @@ class _Packings:
         self._lock = threading.Lock()
 
     def packed(self, w: torch.Tensor, packing: Packing) -> torch.Tensor:
-        """``w`` packed, ready on the current stream."""
         on_gpu = packing.weights.index >= 0
         stream = torch._C._cuda_getCurrentRawStream(packing.weights.index) if on_gpu else None
         known = self.kept.get(packing)
         if on_gpu and torch.cuda.is_current_stream_capturing():
-            # A graph cannot wait for an outside event: it takes weights that are ready, or packs at each replay.
+            # A graph cannot wait for an outside event: it packs at each replay unless the weights are ready.
             with capture_ignored():
                 is_there = known is not None and known.ready.query()
             return known.weights if is_there else packing(w)
@@ -100,18 +98,18 @@ class _Packings:
 
 
 def packed_weights(w: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, bool]:
-    """``w`` packed, ready on the current stream, and whether the stream's newest launch packed it (never if frozen).
+    """Pack ``w`` in every call, frozen weights once, because torch does not tell when values change.
 
-    Every call packs, because torch does not tell when values change; frozen weights are packed once."""
+    Returns the packed weights, ready on the current stream, and whether its newest launch packed them."""
     packings = getattr(w, "packings", None)
     return (packing(w), True) if packings is None else (packings.packed(w, packing), False)
 
 
 def after_packing(packing: Packing, launch: Prepared) -> Callable[..., None]:
-    """A function (x, w, bias, y) that calls ``launch`` with packed weights.
+    """Build a function (x, w, bias, y) that calls ``launch`` with packed weights.
 
-    ``launch`` is early only directly after the packing: an early kernel reads x before it waits (Kernel.prepare), and
-    an unknown kernel before it may still write x."""
+    Frozen weights take the ordinary launch: an early one reads x before it waits (Kernel.prepare), and the kernel
+    before it may still write x."""
     ordinary, room, pack = launch.ordinary, packing.room, packing.launch
 
     def pack_and_launch(x, w, bias, y):

@@ -1,7 +1,6 @@
-"""The pipeline of warp-specialised kernels: a ring of stages in shared memory.
+"""A ring of stages in shared memory, the pipeline of warp-specialised kernels.
 
-Each stage has two mbarriers, full and empty. Their phases alternate between parities 0 and 1; a slot carries the parity
-to wait for. A warp two rounds ahead of another would mistake an older phase for its own."""
+Each stage has two mbarriers, full and empty, whose phases alternate between parities 0 and 1."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ from numba import int32
 from numba_tconv.ptx import device_function, mbarrier_arrive, mbarrier_init, mbarrier_wait
 
 BARRIER = 8  # bytes of an mbarrier
-FULL, EMPTY = 0, 1  # parities of the first waits; a producer's ends at once
+FULL, EMPTY = 0, 1  # a producer's first wait ends at once
 
 
 class Pipe(NamedTuple):
-    """The first stage's barriers, as shared addresses; the others follow."""
+    """Shared addresses of the first stage's barriers; the others follow."""
 
     full: int
     empty: int
@@ -24,7 +23,7 @@ class Pipe(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A turn at a stage; a consumer's first is ``Slot(int32(0), int32(FULL))``, a producer's has EMPTY."""
+    """A turn at a stage, with the parity to wait for: FULL for a consumer's first, EMPTY for a producer's."""
 
     stage: int
     parity: int
@@ -32,7 +31,7 @@ class Slot(NamedTuple):
 
 @device_function
 def init_stage(pipe, stage, fills, releases):
-    """Initialise a stage, by one thread: ``fills`` arrivals make it full, ``releases`` empty."""
+    """Initialise a stage, in one thread: ``fills`` arrivals make it full, ``releases`` empty."""
     mbarrier_init(pipe.full + BARRIER * stage, fills)
     mbarrier_init(pipe.empty + BARRIER * stage, releases)
 
@@ -44,7 +43,7 @@ def wait_full(pipe, slot):
 
 @device_function
 def release(pipe, stage):
-    """Arrive: this thread, or the warp that it signals for, has read the stage."""
+    """Arrive for this thread, or its warp: the stage has been read."""
     mbarrier_arrive(pipe.empty + BARRIER * stage)
 
 

@@ -1,7 +1,7 @@
 """Tiles of sums in registers, on CUDA cores: sizes, and the order of products.
 
-Registers lie in two banks, and a bank reads one operand a clock, unless it is kept from the product before. So rows are
-multiplied forth and back, and ``exchanged`` sums and their columns lie in different banks (tests/register_banks.py)."""
+A register bank reads one operand a clock, unless it is kept from the product before. So rows are multiplied forth and
+back, and ``exchanged`` sums lie in the other bank than their columns."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class ThreadTile:
 
 
 class WarpTile(ThreadTile):
-    """A block has ``warps_m x warps_n`` warps, a warp ``lanes_m x 32/lanes_m`` threads, a thread ``thread_m x
-    thread_n`` sums."""
+    """``warps_m x warps_n`` warps of ``lanes_m x 32/lanes_m`` threads of ``thread_m x thread_n`` sums."""
 
     block_m: int
     block_n: int
@@ -44,7 +43,7 @@ class WarpTile(ThreadTile):
 
     @property
     def exchanged(self) -> bool:
-        """Whether neighbouring sums change register banks."""
+        """Whether neighbouring sums change banks."""
         return self.thread_n <= 8
 
     @property
@@ -64,8 +63,8 @@ class WarpTile(ThreadTile):
 def make_sums(thread_n: int, vector: int, exchanged: bool):
     """Build two device functions on the sums ``acc``, in rows of ``thread_n`` columns.
 
-    ``(acc, ws, xs, m, at)`` adds weight ``ws[m]`` times the columns from ``xs[at]`` on. ``(values, acc, m, n)`` copies
-    ``vector`` sums of row ``m`` from column ``n`` on."""
+    * ``add_products(acc, ws, xs, m, at)`` adds ``ws[m]`` times the columns from ``xs[at]`` on.
+    * ``copy_sums(values, acc, m, n)`` copies ``vector`` sums of row ``m`` from column ``n`` on."""
     other = int(exchanged)
 
     @device_function

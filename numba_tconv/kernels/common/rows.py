@@ -1,6 +1,4 @@
-"""Copies of tensors with each row at a multiple of 16 bytes, as the copy engine needs them.
-
-A thread makes 16 bytes of a row: from two vectors, shifted, or from single elements, with zeros beyond the row."""
+"""Copies whose rows begin at multiples of 16 bytes, as the copy engine needs them. A thread makes 16 bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from .arguments import arguments
 from .tensor_map import ALIGNMENT, lies_in_rows, row_pitch
 
 THREADS = 256
-LAYER = 1 << 31  # most vectors counted in 32 bits
+LAYER = 1 << 31  # vectors, in 32 bits
 
 
 class Source(NamedTuple):
@@ -63,7 +61,7 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
         if x.stride_l == 1 and begin >= skip and begin - skip + 2 * vector <= x.length:
             load(values, x.data, source + begin - skip, int32(skip))
         else:
-            clamped = int32(max(int64(-vector), min(begin, x.length)))  # positions outside give zeros
+            clamped = int32(max(int64(-vector), min(begin, x.length)))
             load_one_by_one(values, x.data, source, x.stride_l, clamped, int32(x.length))
         store(result.data, row * (result.vectors * vector) + column, values, 0)
 
@@ -92,10 +90,9 @@ def _prepared(
 
 
 def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
-    """A contiguous copy (outer, inner, ``pitch``) of a tensor (outer, inner, L) of any strides, on the current stream.
+    """Copy a tensor (outer, inner, L) of any strides to a contiguous (outer, inner, ``pitch``), on the current stream.
 
-    Element e of a row is element ``e + first`` of the tensor's row, or zero. ``pitch``: elements, a multiple of 16
-    bytes."""
+    Element e of a row is the tensor's element ``e + first``, or zero. ``pitch``: elements, a multiple of 16 bytes."""
     x = Layout.of(tensor)
     result = room((*x.shape[:2], pitch), x.dtype, x.index)()
     elements = x.offset % ALIGNMENT // x.dtype.itemsize
@@ -104,11 +101,11 @@ def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
 
 
 def to_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of (N, C, L) whose rows begin at multiples of 16 bytes."""
+    """Copy (N, C, L) to rows that begin at multiples of 16 bytes."""
     length = tensor.shape[2]
     return copied(tensor, row_pitch(length, tensor.element_size()))[:, :, :length]
 
 
 def in_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` (N, C, L) if one tensor map describes it, else ``to_rows`` of it."""
+    """``tensor`` (N, C, L) if one tensor map describes it, else ``to_rows(tensor)``."""
     return tensor if lies_in_rows(Layout.of(tensor)) else to_rows(tensor)

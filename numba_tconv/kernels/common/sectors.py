@@ -1,4 +1,4 @@
-"""Sectors of 32 bytes. A sector is fetched twice if 16-byte copies put its halves into two sectors of shared memory."""
+"""Sectors of 32 bytes. Copies that put a sector's halves into two sectors of shared memory fetch it twice."""
 
 from __future__ import annotations
 
@@ -7,6 +7,5 @@ ENTRY = 8  # bytes of an entry of the fixed-size arrays before dynamic shared me
 
 
 def entries_before(entries: int, distance: int = 0) -> int:
-    """``entries`` rounded up, so that what lies ``distance`` bytes (a multiple of 16) behind them begins on a
-    sector."""
+    """Round ``entries`` up, so that the byte ``distance`` (a multiple of 16) behind them begins a sector."""
     return entries + -(entries + distance // ENTRY) % (SECTOR // ENTRY)

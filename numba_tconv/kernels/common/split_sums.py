@@ -1,7 +1,7 @@
-"""Split-K over input channels, for problems with too few tiles to fill a GPU.
+"""Split-K over input channels, for problems whose tiles are too few to fill a GPU.
 
-In torch's order of weights the split is a grouped problem on the same tensors, whose float32 outputs are partial sums.
-A second kernel adds them up in a fixed order, adds the bias and converts."""
+The split is a grouped problem on the same tensors, with partial sums as float32 outputs. A second kernel adds them in a
+fixed order, adds the bias and converts."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ from numba_tconv.runtime.layout import room
 
 from .arguments import Bias, arguments
 
-# Tried, each rounded up, at most to its double, to a divisor of the channels.
+# Rounded up to a divisor of the channels, at most to the double.
 PARTS = 2, 3, 4, 6, 8, 12, 16
 FEWEST_CHANNELS = 16
-# Fitted cost of the second stage.
 SECOND_LAUNCH = 0.0031  # ms
-SUM_BANDWIDTH = 1.64e9  # bytes of partial sums and outputs a millisecond
-LEAST_GAIN = 0.0015  # ms that a model must promise: about its error
+SUM_BANDWIDTH = 1.64e9  # bytes a millisecond
+LEAST_GAIN = 0.0015  # ms: about a model's error
 THREADS = 128
 VECTOR = 4
 BATCH = 4  # parts in flight
-MOST_SUMS = 2**31 - 1  # counted in 32 bits
+MOST_SUMS = 2**31 - 1  # in 32 bits
 
 
 @lru_cache(maxsize=1024)
 def split(problem: Problem, splits: int) -> Problem:
-    """The problem whose outputs (N, groups, splits, C_out/groups, L_out) are partial sums."""
+    """The problem whose outputs (N, groups, splits, C_out/groups, L_out) are the partial sums."""
     if splits == 1:
         return problem
     return replace(problem, out_channels=splits * problem.out_channels, groups=splits * problem.groups, bias=False)
 
 
 def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
-    """Estimated milliseconds of the second stage; ``itemsize``: of outputs."""
+    """Estimated milliseconds of the second stage; an output has ``itemsize`` bytes."""
     if splits == 1:
         return 0.0
     moved = 4 * partial_sums(problem, splits) + itemsize * partial_sums(problem, 1)
@@ -52,7 +51,7 @@ def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
 
 
 def numbers_of_parts(problem: Problem) -> list[int]:
-    """Numbers of parts above one that a group's channels allow."""
+    """Possible numbers of parts above one."""
     channels = problem.in_channels_per_group
     nearest = (next((d for d in range(parts, 2 * parts + 1) if channels % d == 0), channels) for parts in PARTS)
     fitting = (d for d in nearest if channels // d >= FEWEST_CHANNELS and partial_sums(problem, d) <= MOST_SUMS)
@@ -60,7 +59,7 @@ def numbers_of_parts(problem: Problem) -> list[int]:
 
 
 def worthwhile(problem: Problem, share: float, rounds: int = 2) -> list[int]:
-    """The numbers of parts up to the first that fills the GPU ``rounds`` times; one part fills ``share`` of it."""
+    """Numbers of parts up to the first that fills the GPU ``rounds`` times; one part fills ``share`` of it."""
     parts = numbers_of_parts(problem)
     enough = next((z for z, splits in enumerate(parts) if splits * share >= rounds), len(parts))
     return parts[: enough + 1]
@@ -87,10 +86,10 @@ def _load_one(values, z, sums, index):
 
 
 def make_add_up(element: Element, width: int):
-    """Build the addition of ``width`` neighbouring outputs of a group from output ``e`` on.
+    """Build the addition of ``width`` neighbouring outputs of a group, from output ``e`` on.
 
-    ``totals`` receives bias plus sums, in float32. ``first_sum``: index in the first part. ``values``: a local array of
-    BATCH * ``width``."""
+    ``totals`` receives bias plus sums, in float32. ``first_sum``: index in the first part. ``values`` is a local array
+    of BATCH * ``width``."""
     load, load_sums = element.load, _load_one if width == 1 else load_vector
 
     @device_function
@@ -113,14 +112,14 @@ def make_add_up(element: Element, width: int):
                 if int32(first_part + z) < parts.splits:
                     for u in range(width):
                         totals[u] += values[z * width + u]
-            first_part = recomputed(int32(first_part + BATCH))  # keeps the loop rolled
+            first_part = recomputed(int32(first_part + BATCH))  # stays a loop
 
     return add_up
 
 
 @cache
 def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
-    """The kernel for outputs of ``dtype``; ``early``: see Kernel.prepare."""
+    """The kernel for outputs of ``dtype``, launched early or not (Kernel.prepare)."""
     element = ELEMENTS[dtype]
     store, store_vector, vector_bytes = element.store, store_run(element, VECTOR), VECTOR * dtype.itemsize
     add_up_one, add_up_vector, all_values = make_add_up(element, 1), make_add_up(element, VECTOR), BATCH * VECTOR
@@ -142,7 +141,7 @@ def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
         add_up_vector(totals, values, parts, first_sum, bias, e, out_length)
         if global_address(y, e) % vector_bytes == 0:
             store_vector(y, e, totals, 0)
-        else:  # y may begin anywhere
+        else:
             for u in range(VECTOR):
                 y[uint64(e + u)] = store(totals[u])
 
@@ -156,10 +155,10 @@ def steps(splits: int, dtype: torch.dtype, early: bool) -> list[Step]:
 
 
 def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False) -> Prepared:
-    """The launch that adds up partial sums.
+    """Prepare the addition of partial sums (N, groups, splits, C_out/groups, L_out), aligned float32.
 
-    It takes the sums (N, groups, splits, C_out/groups, L_out), float32 and aligned; the bias (C_out,), or any tensor of
-    ``dtype``; and the output (N, C_out, L_out), which may begin anywhere."""
+    The launch takes them, the bias (C_out,) or any tensor of ``dtype``, and the output (N, C_out, L_out), which may
+    begin anywhere."""
     p = problem
     outputs, group_outputs = p.batch * p.out_channels * p.out_length, p.out_channels_per_group * p.out_length
     width = VECTOR if group_outputs % VECTOR == 0 else 1

@@ -1,6 +1,6 @@
-"""Tensor maps on the host, by which the copy engine fetches boxes (ptx/tensor_maps.py).
+"""Tensor maps on the host: the boxes that the copy engine fetches (ptx/tensor_maps.py).
 
-Maps have no address: tensors laid out alike share one, and a kernel writes the address in."""
+Tensors laid out alike share a map. A kernel writes the address in."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if not SIMULATOR:
 
 MAP_BYTES = 128
 MAP_WORDS = MAP_BYTES // 8
-ALIGNMENT = 16  # bytes, of a tensor and its strides
+ALIGNMENT = 16  # bytes
 LONGEST_STRIDE = 1 << 40  # bytes
 LARGEST_BOX = 256  # elements along a dimension
 LARGEST_SIZE = (1 << 31) - (1 << 16)  # elements: coordinates are int32
 
 
 def row_bytes(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
-    """Bytes between samples and between channels of (N, C, L), ``strides`` in elements; ALIGNMENT for size 1."""
+    """Bytes between samples and channels of (N, C, L) with ``strides`` in elements; ALIGNMENT for size 1."""
     return tuple(
         stride * itemsize if size > 1 else ALIGNMENT for size, stride in zip(shape[:2], strides[:2], strict=True)
     )
@@ -43,7 +43,7 @@ def row_bytes(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
 def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
     """Channels, a power of two, after which rows of (N, C, L) begin alike modulo 16 bytes; 0 if no map describes them.
 
-    One sheared map holds all rows (k6_wgmma/boxes.py), or each set of alike rows has its own (``make_publish``)."""
+    One sheared map holds all rows (k6_wgmma/boxes.py), or each set of alike rows has a map (``make_publish``)."""
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
     every = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
     if (shape[2] > 1 and strides[2] != 1) or n_bytes % ALIGNMENT or every > shape[1] or max(shape) >= LARGEST_SIZE:
@@ -52,7 +52,7 @@ def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
 
 
 def lies_in_rows(tensor: Layout) -> bool:
-    """Whether one map describes (N, C, L): rows of adjacent elements at multiples of 16 bytes."""
+    """Whether one map describes (N, C, L): contiguous rows at multiples of 16 bytes."""
     distances = row_bytes(tensor.shape, tensor.strides, tensor.dtype.itemsize)
     return (
         tensor.offset % ALIGNMENT == 0
@@ -64,16 +64,16 @@ def lies_in_rows(tensor: Layout) -> bool:
 
 
 def row_pitch(length: int, itemsize: int) -> int:
-    """Least elements between such rows of ``length`` elements."""
+    """Least elements between aligned rows of ``length`` elements."""
     vector = ALIGNMENT // itemsize
     return -(-length // vector) * vector
 
 
 def encode(precision: str, sizes: tuple, distances: tuple, box: tuple, swizzled: bool = False) -> tuple[int, ...]:
-    """The map as 64-bit numbers. Raises RuntimeError if the driver refuses.
+    """Encode a map as 64-bit numbers. Raises RuntimeError if the driver refuses.
 
-    ``sizes``, ``box``: elements, innermost first; ``distances``: bytes, from the second dimension on. "tf32" rounds on
-    the way. ``swizzled``: 16-byte pieces of rows of 128 bytes are permuted by the row's number modulo 8."""
+    ``sizes``, ``box``: elements, innermost first. ``distances``: bytes, from the second dimension on. Copies in "tf32"
+    round. ``swizzled``: row r of 128 bytes permutes its pieces of 16 bytes by r modulo 8."""
     types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     enter_context(torch._C._cuda_getDevice())
     kinds = {"tf32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, "tf32x3": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32}
@@ -111,9 +111,9 @@ def _hand_over(maps, at):
 
 @device_function
 def publish(template, address, maps, at, lane):
-    """Publish ``template`` with ``address`` to ``maps`` in global memory, by a whole warp.
+    """Publish ``template`` with ``address`` to the global ``maps``, by a whole warp; ``at``: 128 shared bytes.
 
-    ``at``: 128 bytes of shared memory. Copies need an acquire first."""
+    Copies must acquire the map first."""
     _stage(template, at, lane)
     if lane == 0:
         tensormap_replace_address(at, address)
@@ -121,10 +121,10 @@ def publish(template, address, maps, at, lane):
 
 
 def make_publish(itemsize: int):
-    """Build ``publish`` and ``acquire``, by a whole warp, with a map for each set of rows ``boxes`` channels apart.
+    """Build ``publish`` and ``acquire``, by a whole warp: ``boxes`` maps, each of every ``boxes``-th channel.
 
-    Each begins at the multiple of 16 bytes before its first row. ``maps``: global address; ``at``: 128 bytes of shared
-    memory; ``early``: elements from a multiple of 16 bytes to the tensor."""
+    A map begins at the multiple of 16 bytes before its first row. ``maps``: global address. ``at``: 128 bytes of shared
+    memory. ``early``: elements from a multiple of 16 bytes to the tensor."""
     vector = ALIGNMENT // itemsize
     replace_length, replace_channels = tensormap_replace_size(0), tensormap_replace_size(1)
 
@@ -139,7 +139,7 @@ def make_publish(itemsize: int):
                 replace_length(at, int32(length) + own)
                 replace_channels(at, int32((channels - box + boxes - 1) // boxes))
             _hand_over(maps + box * MAP_BYTES, at)
-            box = recomputed(int32(box + 1))  # usually one turn: stays rolled
+            box = recomputed(int32(box + 1))  # stays a loop
 
     @device_function
     def acquire_sets(maps, boxes, lane):

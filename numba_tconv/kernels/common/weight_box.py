@@ -1,8 +1,7 @@
 """A stage's weights, copied to shared memory as they lie: the first half of every packing kernel.
 
-In global memory the taps of an output channel are neighbours; in a packed stage, rows of different channels. So a block
-copies a box along the taps, and gathers from shared memory. Copies take 16 bytes in runs of whole output channels, if a
-box has all their taps, or of neighbouring phases, if they fill 16 bytes; else single weights."""
+Neighbours in global memory are taps of one channel, in a packed stage rows of different channels. So a block copies a
+box along the taps, in 16 bytes where runs of channels or phases allow it, and gathers from shared memory."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from numba_tconv.runtime.layout import Layout
 
 from .integer import divided
 
-BATCH = 4  # elements of a thread in flight, one by one
-ELEMENTWISE, ALONG_CHANNELS, ALONG_PHASES = 0, 1, 2  # how a box is copied
+BATCH = 4  # elements in flight
+ELEMENTWISE, ALONG_CHANNELS, ALONG_PHASES = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Box:
     channels: int
     taps: int  # of a row
     phases: int
-    rows: int  # of an output channel, ``phases`` of them in the box; also between a row's taps
+    rows: int  # of an output channel; also between a row's taps
 
     @property
     def vector(self) -> int:
@@ -40,7 +39,7 @@ class Box:
 
     @property
     def run(self) -> int:
-        """Most weights of an input channel, in 16 bytes."""
+        """Weights of an input channel, at most, in vectors."""
         return -(-self.channels * self.taps * self.phases // self.vector) * self.vector
 
     @property
@@ -54,7 +53,7 @@ class Box:
     def way(self, w: Layout, whole: bool) -> int:
         """How boxes of weights laid out as ``w`` are copied if they begin at a multiple of 16 bytes.
 
-        ``whole``: a box has all phases and taps of its output channels."""
+        ``whole``: a box has all phases and taps of its channels."""
         (_, _, kernel_size), (stride_c, stride_o, stride_k), v = w.shape, w.strides, self.vector
         if stride_k != 1 or stride_c % v:
             return ELEMENTWISE
@@ -64,7 +63,7 @@ class Box:
 
 
 class Weight(NamedTuple):
-    """A weight of a box, or the first of a vector."""
+    """A weight's place in a box, or a vector's."""
 
     k: int  # input channel
     channel: int
@@ -73,7 +72,7 @@ class Weight(NamedTuple):
 
 
 class Pitch(NamedTuple):
-    """Elements of an output channel, and of a tap of all phases, in the box."""
+    """Elements of an output channel, and of a tap, in the box."""
 
     channel: int
     tap: int
@@ -88,13 +87,14 @@ class Limits(NamedTuple):
 
 
 class LoadBox(NamedTuple):
-    """Device functions for a box that begins at ``first`` = (input channel, output channel, tap) and row ``row``;
+    """Device functions for a box from ``first`` = (input channel, output channel, tap) and row ``row`` on.
+
     ``left`` = (input, output channels) from there on.
 
-    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies by all threads of a block and waits. Returns
+    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies by all threads of a block, waits, and returns
       the Pitch. Missing weights keep their old content.
     * ``at(pitch, k, channel, tap, phase)``: index in ``shared``.
-    * ``limits(first, row, left, kernel_size)``: how many of the box exist.
+    * ``limits(first, row, left, kernel_size)``: how many weights exist.
     * ``within(limits, k, channel, tap, phase)``: whether a weight exists."""
 
     load: Callable
@@ -104,7 +104,7 @@ class LoadBox(NamedTuple):
 
 
 def make_copies(box: Box, threads: int) -> tuple:
-    """Build three starts of copies: along channels, along phases, one by one."""
+    """Build three copies of a box: along channels, along phases, one by one."""
     depth, run, vector, phases, rows, taps = box.depth, box.run, box.vector, box.phases, box.rows, box.taps
     of_channel, all_channels, storage = taps * phases, box.channels, ELEMENTS[box.dtype].storage
     elements, pieces = depth * all_channels * of_channel, phases // vector
@@ -121,7 +121,7 @@ def make_copies(box: Box, threads: int) -> tuple:
 
     @device_function
     def place(e, phase_steps):
-        """The ``e``-th weight, or vector of a run of phases; ``phase_steps``: phases, or vectors of a run."""
+        """The ``e``-th weight, or vector of a run; ``phase_steps``: phases, or vectors of a run."""
         of_taps = uint32(e) // uint32(phase_steps)
         phase = int32(e - of_taps * phase_steps)
         of_channels, tap = divided(int32(of_taps), int32(taps))
@@ -149,7 +149,7 @@ def make_copies(box: Box, threads: int) -> tuple:
                 t = int32(at.tap * rows + at.phase)
                 exists = at.k < left[0] and at.channel < left[1] and t < taps_left and at.k < depth
                 index = source + at.k * strides[0] + at.channel * strides[1] + t * strides[2]
-                # A missing weight loads the first instead of branching: loads overlap.
+                # Without a branch, loads overlap.
                 values[z] = w[uint64(index if exists else int64(0))]
             for z in range(BATCH):
                 e = int32(first + z * threads)

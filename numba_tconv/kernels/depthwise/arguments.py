@@ -1,4 +1,4 @@
-"""What the depthwise kernels and their plans share by name. Offsets are in elements."""
+"""Named arguments of the depthwise kernels. Offsets are in elements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Inputs to copy to shared memory; those outside [begin, end) become zeros."""
+    """Inputs to copy to shared memory, with zeros outside [begin, end)."""
 
     source: int  # of the first channel's, in x
     begin: int

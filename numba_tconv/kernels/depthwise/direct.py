@@ -1,8 +1,7 @@
 """The depthwise rung's direct form, for 16 bits: threads read inputs from global memory into registers.
 
-In a pass a thread makes 16 bytes of neighbouring outputs from a run of inputs. A pass advances by whole strides and
-loads, so one case of straight-line code says in every pass which weight meets which input. Weights stay in registers.
-"""
+In a pass a thread makes 16 bytes of outputs. A pass advances by whole strides and loads, so one case of straight-line
+code serves all passes of a thread."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ from .rows import MOST_SAMPLES, split
 VECTOR = 8
 LANES = 128, 64, 32
 MOST_WEIGHTS = 16
-MOST_TAPS_PER_ROW = 8  # the code grows with them
+MOST_TAPS_PER_ROW = 8
 
 
 @dataclass(frozen=True)
 class DirectConfig:
-    """A row has ``lanes`` threads; a block ``threads``."""
+    """``lanes`` threads have a row."""
 
     dtype: torch.dtype
     taps: Taps
@@ -42,12 +41,12 @@ class DirectConfig:
 
     @property
     def families(self) -> int:
-        """Output z of a vector is of family z mod families, of one phase."""
+        """Families of a vector's outputs: z mod families, one phase each."""
         return min(self.taps.stride, VECTOR)
 
     @property
     def step(self) -> int:
-        """Outputs of a team in one pass."""
+        """Outputs of a row in one pass."""
         return self.lanes * VECTOR
 
     @property
@@ -56,12 +55,12 @@ class DirectConfig:
 
     @cached_property
     def window(self) -> int:
-        """Inputs that a vector reads, in any phase."""
+        """Inputs of a vector, in any phase."""
         return self.taps.taps_per_row + (self.taps.stride - 1 + VECTOR - 1) // self.taps.stride
 
     @cached_property
     def granules(self) -> int:
-        """Loads that hold a window from any place."""
+        """Loads that hold a window."""
         return -(-(self.window + self.granule - 1) // self.granule)
 
     def shared_bytes(self, passes: int) -> int:
@@ -75,11 +74,10 @@ class DirectConfig:
 
     @cached_property
     def cases(self) -> tuple:
-        """(output, weight, place in the loads) of every product, in each case.
+        """(output, weight, place in the loads) of every product, by case.
 
-        A case is a way in which a vector's outputs fall into columns, and a place of the first input in its load.
-        Weight f * taps_per_row + b is family f's tap b, which reads b inputs before its output's column. Phases up to
-        stride - VECTOR share a case."""
+        A case is a first phase, and a place of the first input in its load. Phases up to stride - VECTOR share cases.
+        Weight f * taps_per_row + b is family f's tap b."""
         stride, each = self.taps.stride, self.taps.taps_per_row
         first_phases = range(max(0, stride - VECTOR), stride)
         return tuple(
@@ -94,7 +92,7 @@ class DirectConfig:
 
 
 def fits(config: DirectConfig) -> bool:
-    """Whether phases and places repeat from pass to pass, and all phases have equally few taps."""
+    """Whether phases and places repeat in every pass, and all phases have equally few taps."""
     taps, each = config.taps, config.taps.taps_per_row
     halves = config.dtype.itemsize == 2
     regular = taps.dilation == 1 and taps.kernel_size % taps.stride == 0
@@ -130,13 +128,13 @@ def make_kernel(config: DirectConfig) -> Kernel:
         group = row - n * sizes.groups
         source = n * x.stride_n + group * x.stride_c
         length, out_length, first_output = int32(sizes.length), int32(sizes.out_length), int32(stretch * passes * step)
-        # Up to here runs begin that lie in the row.
+        # The last begins of runs in the row.
         last_begin = int32(length - span - (runs - 1) * columns) if x.stride_l == 1 else int32(-1)
         last_output = int32(out_length - VECTOR - (runs - 1) * step)
         j = int32(0)
         while j < out_per_group:
             target = (row * out_per_group + j) * out_length
-            overhang = int32((y.offset + target) & (VECTOR - 1))  # outputs of the first vector before the stretch
+            overhang = int32((y.offset + target) & (VECTOR - 1))
             o = int32(first_output - overhang + lane * VECTOR)
             column, phase = divmod(int32(o + int32(sizes.padding)), int32(stride))
             begin = int32(column - (each - 1))

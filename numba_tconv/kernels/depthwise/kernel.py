@@ -1,13 +1,12 @@
-"""depthwise: few channels a group. Memory is the limit, so each input is read and each output written once.
+"""depthwise: few channels a group.
 
 A block copies the inputs of a stretch of outputs into shared memory. In a pass a thread makes 16 bytes of neighbouring
-outputs at a multiple of 16 bytes.
+outputs, aligned even in rows of odd lengths. Short rows share a block.
 
 * A pass advances by whole strides: a thread's outputs keep their phases, and its weights stay in registers.
 * Outputs of a vector a stride apart are a family: they share weights and nearly all inputs.
-* Rows of odd lengths are vectorised, too. Short rows share a block.
 
-With many weights, or phases that repeat only beyond a team, taps stay loops. direct.py takes 16-bit layers of one
+With many weights, or phases that repeat only beyond a team, taps stay loops. direct.py takes 16-bit layers of one input
 channel a group and equal taps in all phases, long.py more weights than registers hold."""
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ BATCH = 4  # vectors in flight
 
 
 class Families(NamedTuple):
-    """Local arrays, by family."""
+    """Local arrays."""
 
     newest: object  # place of the first tap's input
-    first_weight: object  # offset of the first tap's weight
+    first_weight: object
     taps: object
 
 
@@ -98,8 +97,9 @@ def make_fill(config: Config):
 
 
 def make_aim(config: Config):
-    """Build ``aim``, which fills in Families; ``start``: the vector's first output, from column ``base`` on, ``stride``
-    outputs a column."""
+    """Build ``aim``, which fills in Families.
+
+    ``start``: the vector's first output, counted from column ``base``, ``stride`` outputs a column."""
     taps, families_count = config.taps, config.families
     stride, dilation, gap, rows, inverse = taps.stride, taps.dilation, taps.gap, taps.rows, taps.dilation_inverse
     kernel_size = taps.kernel_size
@@ -127,7 +127,7 @@ def is_ragged(taps: Taps) -> bool:
 
 
 def _make_load_weights(config: Config):
-    """Build the load of the families' weights into registers."""
+    """Build the load of all families' weights."""
     families_count, in_per_group, taps_per_row = config.families, config.in_per_group, config.taps.taps_per_row
     load, ragged, rows = ELEMENTS[config.dtype].load, is_ragged(config.taps), config.taps.rows
 
@@ -172,7 +172,7 @@ def make_kernel(config: Config) -> Kernel:
         n = int64(uint32(row) // uint32(sizes.groups))
         group = row - n * sizes.groups
         first_output = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * passes * step
-        # One window serves all output channels, whose vectors begin up to vector - 1 outputs earlier.
+        # One window for all output channels, whose vectors begin up to vector - 1 outputs early.
         first_column, first_phase = divmod(first_output + sizes.padding - (vector - 1), stride)
         first_column -= halo
         source = n * x.stride_n + group * in_per_group * x.stride_c + first_column * x.stride_l
@@ -192,10 +192,10 @@ def make_kernel(config: Config) -> Kernel:
         j = int32(0)
         while j < out_per_group:
             target = (row * out_per_group + j) * sizes.out_length
-            overhang = int32((y.offset + target) & (vector - 1))  # outputs of the first vector before the stretch
+            overhang = int32((y.offset + target) & (vector - 1))  # outputs before the stretch
             o = first_output - overhang + lane * vector
             outputs_left = int32(min(sizes.out_length - o, passes * step - lane * vector))
-            skip = int32(max(-o, 0))  # those before the row
+            skip = int32(max(-o, 0))
             start = int32(first_phase + (vector - 1) - overhang + lane * vector)
             target += o
             w_offset = group * in_per_group * w.stride_i + j * w.stride_o
@@ -214,7 +214,7 @@ def make_kernel(config: Config) -> Kernel:
                         part[z] = accumulator(0)
                     for b in range(taps_per_row):
                         for f in range(all_families):
-                            # Zero times NaN is NaN, so a missing tap must not multiply.
+                            # Zero times NaN is NaN.
                             if not ragged or b < families.taps[f]:
                                 if keeps_weights:
                                     weight = weights[(f * in_per_group + c) * taps_per_row + b]
@@ -248,10 +248,10 @@ def make_kernel(config: Config) -> Kernel:
 
 
 class Form(NamedTuple):
-    """A form of the rung: makes a configuration's kernel, and plans ``passes`` and ``stretches``.
+    """A form of the rung; ``plan`` gives passes and stretches.
 
-    A configuration has the ``lanes`` of a team, the ``threads`` of a block, ``shared_bytes(passes)``, the kernel's own
-    ``arguments(rows, passes)``, which follow those of all forms, and ``work()``, a block's work in words."""
+    A configuration has the ``lanes`` of a team, the ``threads`` of a block, ``shared_bytes(passes)``, the kernel's last
+    ``arguments(rows, passes)``, and ``work()``, a block's work in words."""
 
     make_kernel: Callable
     plan: Callable
@@ -293,7 +293,7 @@ class Depthwise(Rung):
 
     def tiny_configs(self, problem, dtype):
         channels = problem.in_channels_per_group, problem.out_channels_per_group
-        # Stretches of one or several passes; two rows a block; too few lanes for some phases to repeat.
+        # One pass, or several; two rows a block; phases that do not repeat.
         staged = [Config(dtype, problem.taps, *channels, *sizes) for sizes in ((4, 8, 1), (8, 8, 64), (2, 6, 1))]
         return [*staged, *depthwise_direct.tiny(problem, dtype), *depthwise_long_config.tiny(problem, dtype)]
 

@@ -1,11 +1,9 @@
-"""The depthwise rung's form for few channels with long filters, whose weights no thread's registers hold.
+"""The depthwise rung's form for long filters, whose weights no thread's registers hold.
 
-A thread makes neighbouring columns (the outputs between two inputs) of all phases and output channels of a group, with
-sums and a window in registers. A 16-byte load of weights from shared memory serves a warp and four multiply-adds a
-column. Which tap meets which input is known at compile time.
+A thread makes neighbouring columns of all phases and output channels of a group, with sums and a window in registers. A
+16-byte load of weights from shared memory serves a warp. Which tap meets which input is known at compile time.
 
-* Asynchronous copies bring channels while earlier ones are multiplied. A block begins up to a vector early, at a
-  multiple of 16 bytes.
+* Asynchronous copies bring channels while earlier ones are multiplied.
 * Outputs replace the inputs in shared memory, at an odd pitch against bank conflicts, and leave in vectors."""
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ from numba_tconv.runtime.kernel import Kernel
 from .arguments import Window, shared_signature
 from .long_tile import LongConfig
 
-BATCH = 4  # elements in flight, copied through registers
+BATCH = 4  # elements in flight
 
 
 def make_fill(config: LongConfig):
-    """Build ``fill``: a block starts the copies of a channel's Window."""
+    """Build ``fill``: a block starts to copy a channel's Window."""
     storage, threads, width, vector = ELEMENTS[config.dtype].storage, config.threads, config.width, config.vector
     fill_steps = width // (threads * vector)
     copy, copy_steps = copy_vectors(1, 0), copy_vectors(fill_steps, threads * vector)
@@ -98,7 +96,7 @@ class CopyWeights(NamedTuple):
     """Copies of BATCH weights, ``first`` and every ``threads``-th after.
 
     * ``fetch(raw, w, group_offset, first)`` loads them.
-    * ``put(weights, raw, first)`` stores them, converted, by (input channel, tap, output channel)."""
+    * ``put(weights, raw, first)`` converts and stores them by (input channel, tap, output channel)."""
 
     fetch: Callable
     put: Callable
@@ -132,10 +130,10 @@ def make_copy_weights(config: LongConfig) -> CopyWeights:
 
 
 def make_multiply(config: LongConfig):
-    """Build ``multiply``, which adds the products of an input channel.
+    """Build ``multiply``, which adds an input channel's products.
 
-    ``piece``: a local array that collects them first, where sums are apart. ``first_input``, ``weights``: places of the
-    thread's first column and of the channel's weights."""
+    ``piece``: a local array for their sums, where sums are apart. ``first_input``, ``weights``: places of the thread's
+    first column and of the channel's weights."""
     element, full_chunks, last_taps, hop = ELEMENTS[config.dtype], config.full_chunks, config.last_taps, config.hop
     chunk_weights, accumulator, by_channel = config.chunk * config.out_per_group, element.accumulator, config.by_channel
     before = config.halo - config.reach(config.chunk)
@@ -175,19 +173,19 @@ def make_multiply(config: LongConfig):
 
 
 class Span(NamedTuple):
-    """A block's outputs that are in the row."""
+    """A block's outputs in the row."""
 
     low: int
     high: int
 
 
 def _make_store(config: LongConfig):
-    """Build the store of a block's outputs, from ``first_output`` of each row on; staged by ``put_sums``."""
+    """Build the store of a block's staged outputs, from ``first_output`` of each row on."""
     element, out_per_group, run, pitch = ELEMENTS[config.dtype], config.out_per_group, config.run, config.pitch
     threads, active, vector, store = config.threads, config.active, config.vector, element.store
     stage, plane = config.in_per_group * config.weight_pitch, threads * pitch
     hop_outputs, hop_places = active * vector, active * vector // run * pitch
-    # Blocks in the middle of a row run straight-line code.
+    # Straight-line code, for blocks within a row.
     store_steps = max(1, threads * run // hop_outputs) - 1
     put, put_steps = store_run(element), store_gathered(element, store_steps, hop_places, hop_outputs)
     accumulator = element.accumulator
@@ -201,7 +199,7 @@ def _make_store(config: LongConfig):
             target = (first_row + j) * out_length + first_output
             e = int32(thread * vector - int32((y.offset + target) & (vector - 1)))
             for z in range(vector):
-                # From a run earlier: the first vector may begin before the block's outputs.
+                # A run more: the first vector may begin before the block's outputs.
                 i = int32(e + z + run)
                 of_run = int32(uint32(i) // uint32(run))
                 places[z] = int32(stage + j * plane + i - run + (of_run - 1) * (pitch - run))
@@ -239,7 +237,7 @@ def make_kernel(config: LongConfig) -> Kernel:
     vector, batch, run, pitch, active = config.vector, config.batch, config.run, config.pitch, config.active
     weight_pitch, sum_count = config.weight_pitch, out_per_group * run
     weight_count = in_per_group * taps.kernel_size * out_per_group
-    # Offset of the inputs in shared memory, in sums and in elements.
+    # The inputs' offset, in sums and in elements.
     stage = in_per_group * weight_pitch
     first_place = stage * config.sum_bytes // config.dtype.itemsize
     outputs, plane, store_outputs = threads * run, threads * pitch, _make_store(config)
@@ -261,20 +259,19 @@ def make_kernel(config: LongConfig) -> Kernel:
         group = row - n * sizes.groups
         column = sizes.padding // stride + (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * span
         source = n * x.stride_n + group * in_per_group * x.stride_c + (column - halo) * x.stride_l
-        # Up to vector - 1 columns earlier, at a multiple of 16 bytes if every channel has one.
+        # Up to vector - 1 columns early, at a multiple of 16 bytes.
         aligned = x.stride_l == 1 and (in_per_group == 1 or x.stride_c & (vector - 1) == 0)
         lead = int32((x.offset + source) & (vector - 1) if aligned else 0)
         column -= lead
         source -= lead
         first_output = column * stride - sizes.padding
-        # The block's outputs low to high are in the row.
         low, high = int32(max(int64(0), -first_output)), int32(min(int64(outputs), sizes.out_length - first_output))
         if high <= 0:
             return
         begin = int32(min(int64(width), max(int64(0), halo - column)))
         end = int32(max(int64(0), min(int64(width), sizes.length + halo - column)))
 
-        # First, so as not to wait for other blocks' inputs.
+        # Weights do not wait for other blocks' inputs.
         group_offset = group * in_per_group * w.stride_i
         fetch_weights(raw, w, group_offset, thread)
         for j in range(out_per_group):
@@ -299,7 +296,7 @@ def make_kernel(config: LongConfig) -> Kernel:
         base, weights, c = int32(first_place + thread * columns), int32(0), int32(0)
         while c < in_per_group:
             if c % batch == 0:
-                # An empty group follows each wait: as many stay in flight.
+                # An empty group replaces the one that arrived.
                 wait()
                 cuda.syncthreads()
                 cp_async_commit()

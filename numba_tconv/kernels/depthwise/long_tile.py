@@ -18,30 +18,27 @@ from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT
 from . import tile as depthwise_config
 from .rows import MOST_CHANNELS
 
-# Of a thread. Twelve would avoid bank conflicts but leave fewer threads.
-COLUMNS = 8, 4
+COLUMNS = 8, 4  # twelve leave too few threads
 THREADS = 128, 64, 32
-MOST_SUMS = 64  # registers, with more than the fewest columns
-MOST_ROWS = 16  # of a column: phases times output channels
-MOST_REACH = 16  # inputs before a thread's first column
+MOST_SUMS = 64  # registers, beyond the fewest columns
+MOST_ROWS = 16  # phases times output channels
+MOST_REACH = 16
 MOST_PRODUCTS = 1024  # of straight-line code
-# Beside sums and window: with one chunk, with several.
-OTHER_REGISTERS = 4, 12
-MOST_BLOCKS = 24  # of a multiprocessor; more add no loads in flight
+OTHER_REGISTERS = 4, 12  # with one chunk, with several
+MOST_BLOCKS = 24  # of a multiprocessor
 WARP, PARTITIONS = 32, 4  # threads; parts of a multiprocessor
 LONGEST_SUM = 64  # float32 products summed one by one
-ENOUGH_BLOCKS = 264  # two a multiprocessor of a large GPU, else a smaller tile
-# Products of an output; more favour tensor cores.
-MOST_TERMS = 128
+ENOUGH_BLOCKS = 264  # two a multiprocessor of a large GPU
+MOST_TERMS = 128  # more favour tensor cores
 MINIMUM_CC = (8, 0)  # for cp.async
-MOST_TINY_PARTS = 24  # of a sum in tests: more lose too many digits
+MOST_TINY_PARTS = 24  # more lose too many digits
 
 
 @dataclass(frozen=True)
 class LongConfig:
-    """Each of ``threads`` threads has ``columns`` neighbouring columns of all phases and output channels.
+    """A thread has ``columns`` neighbouring columns of all phases and output channels.
 
-    ``chunk`` taps are one piece of code; ``batch`` input channels one group of copies."""
+    ``chunk`` taps are one piece of code; ``batch`` input channels are copied together."""
 
     dtype: torch.dtype
     taps: Taps
@@ -52,7 +49,7 @@ class LongConfig:
     threads: int = 128
     batch: int = 1
     min_blocks: int = 1
-    apart: bool = False  # sums in pieces: the error grows with the length
+    apart: bool = False  # sums in pieces, for a smaller error
 
     @property
     def lanes(self) -> int:
@@ -68,7 +65,7 @@ class LongConfig:
 
     @property
     def run(self) -> int:
-        """Neighbouring outputs of a channel that a thread makes."""
+        """Neighbouring outputs of a thread."""
         return self.columns * self.taps.stride
 
     @property
@@ -85,45 +82,45 @@ class LongConfig:
 
     @property
     def by_channel(self) -> bool:
-        """Whether pieces of sums are input channels, not chunks: whichever makes the smaller error."""
+        """Whether a sum's pieces are input channels, not chunks: the smaller error."""
         channels, taps = self.in_per_group, self.taps.taps_per_row
         pieces = channels * (self.full_chunks + (self.last_taps > 0))
         return self.apart and channels + taps < pieces + channels * taps / pieces
 
     @property
     def hop(self) -> int:
-        """Inputs between the windows of successive chunks."""
+        """Inputs from chunk to chunk."""
         return self.chunk // self.taps.rows * self.taps.step
 
     def reach(self, taps: int) -> int:
-        """Inputs before the thread's first column for ``taps`` taps, in granules."""
+        """Inputs, in granules, that ``taps`` taps reach back."""
         return -(-self.taps.shift(taps - 1) // GRANULE) * GRANULE
 
     @cached_property
     def halo(self) -> int:
-        """Inputs of a block before its first column."""
+        """Inputs before a block's first column."""
         last = self.full_chunks * self.hop + self.reach(self.last_taps) if self.last_taps else 0
         return max(last, (self.full_chunks - 1) * self.hop + self.reach(self.chunk))
 
     @cached_property
     def width(self) -> int:
-        """Inputs of a channel in shared memory, in vectors."""
+        """Inputs of a channel in shared memory."""
         return -(-(self.halo + self.span) // self.vector) * self.vector
 
     @cached_property
     def weight_pitch(self) -> int:
-        """Weights of an input channel in shared memory, in vectors."""
+        """Weights of an input channel in shared memory."""
         each = 16 // self.sum_bytes
         return -(-self.taps.kernel_size * self.out_per_group // each) * each
 
     @cached_property
     def pitch(self) -> int:
-        """Outputs of a channel between threads, odd against bank conflicts."""
+        """Staged outputs from thread to thread, odd against bank conflicts."""
         return self.run | 1
 
     @cached_property
     def period(self) -> int:
-        """Vectors between threads whose outputs begin with one."""
+        """Threads after which outputs begin a vector again."""
         return self.run // math.gcd(self.run, self.vector)
 
     @cached_property
@@ -145,7 +142,6 @@ class LongConfig:
         )
 
     def shared_bytes(self, passes: int = 1) -> int:
-        """Shared bytes of a block: weights, and inputs, which outputs replace."""
         inputs = self.in_per_group * self.width * self.dtype.itemsize
         outputs = self.out_per_group * self.threads * self.pitch * self.sum_bytes
         return self.in_per_group * self.weight_pitch * self.sum_bytes + max(inputs, outputs)
@@ -176,7 +172,7 @@ def _chunks(config: LongConfig) -> list[int]:
 
 
 def tiles(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
-    """The configurations, large blocks first."""
+    """Configurations, large blocks first."""
     p, t = problem, problem.taps
     rows = p.out_channels_per_group * t.stride
     if max(p.in_channels_per_group, p.out_channels_per_group) > MOST_CHANNELS or rows > MOST_ROWS:
@@ -205,7 +201,7 @@ def _adds_apart(problem: Problem, dtype: torch.dtype) -> bool:
 
 
 def _small(config: LongConfig) -> bool:
-    """Whether registers hold a chunk's window, and instruction caches its code."""
+    """Whether registers hold a chunk's window, and the code is short."""
     products = config.chunk * config.out_per_group * config.columns
     return fits(config) and config.reach(config.chunk) <= MOST_REACH and products <= MOST_PRODUCTS
 
@@ -230,8 +226,10 @@ def is_meant(problem: Problem, dtype: torch.dtype, cc: tuple[int, int]) -> bool:
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
-    """As Rung.tiny_configs: many stretches, with sums in at most MOST_TINY_PARTS pieces; and more columns a thread, all
-    taps at once, two channels a copy."""
+    """As Rung.tiny_configs.
+
+    One has many stretches and sums in at most MOST_TINY_PARTS pieces; the other all taps at once, two channels a copy.
+    """
     p = problem
     if p.out_channels_per_group * p.stride > MOST_ROWS:
         return []

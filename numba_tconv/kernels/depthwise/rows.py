@@ -1,4 +1,4 @@
-"""What the depthwise kernels share: limits, blocks of rows, and what a gradient's positions meet."""
+"""Limits, blocks of rows, and what a gradient's positions meet: shared by the depthwise kernels."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numba_tconv.runtime.layout import Layout
 
 MOST_CHANNELS = 8  # of a group, in or out
 FEW_CHANNELS = 2  # the same for gradients
-MOST_TAPS = 32  # with weights, or sums, in registers
+MOST_TAPS = 32
 MOST_WINDOW = 40  # elements in registers
 MOST_PRODUCTS = 512  # of straight-line code
-MOST_IN_PLACE = 128  # with code for each place of the first element
-MOST_SAMPLES = 2**30  # of a block's row and beyond, in 32 bits
-MOST_ROWS = 2**31 - 1  # in 32 bits, along x of the grid
-ENOUGH_BLOCKS = 2048  # several for every place on a large GPU, before stretches take more passes
+MOST_IN_PLACE = 128  # with code for each place
+MOST_SAMPLES = 2**30  # of a row, in 32 bits
+MOST_ROWS = 2**31 - 1  # along x of the grid
+ENOUGH_BLOCKS = 2048  # before stretches take more passes
 GRID_AXIS = 65_535
 
 
@@ -34,7 +34,7 @@ class Meeting:
 
     @cached_property
     def window(self) -> int:
-        """Elements of a grad_output channel that the positions meet."""
+        """Elements of a grad_output channel."""
         return (self.positions - 1) * self.taps.stride + (self.taps.kernel_size - 1) * self.taps.dilation + 1
 
     @cached_property
@@ -64,14 +64,14 @@ def many_channels(problem) -> str | None:
 
 
 def split(rows: int, vectors: int, config) -> tuple[int, int]:
-    """Even passes of a team over a stretch, and stretches of a row of ``vectors``."""
+    """Passes over a stretch, and stretches of a row of ``vectors``."""
     most = max(1, min(config.passes, rows * vectors // (config.threads * ENOUGH_BLOCKS)))
     stretches = -(-vectors // (most * config.lanes))
     return -(-vectors // (stretches * config.lanes)), stretches
 
 
 def grid(rows: int, teams: int, stretches: int) -> tuple[int, int, int]:
-    """Blocks: rows along x, their stretches along y and z."""
+    """Blocks: rows along x, stretches along y and z."""
     planes = -(-stretches // GRID_AXIS)
     return -(-rows // teams), -(-stretches // planes), planes
 
@@ -83,11 +83,11 @@ def offset_of(tensor: Layout) -> int:
 def read_in_place(config) -> bool:
     """Whether a gradient converts grad_output in place, in vectors of 16 bytes.
 
-    For 16 bits, few products, and runs at the same place of a vector in neighbouring threads."""
+    For 16 bits and few products, if neighbouring threads' runs begin at the same place of a vector."""
     same = config.positions * config.taps.stride % config.vector == 0
     return config.dtype.itemsize == 2 and same and len(config.products) <= MOST_IN_PLACE
 
 
 def placed(products: tuple, vector: int) -> tuple:
-    """The products (sum, factor, place in the run) by place of a vector at which the run begins."""
+    """The products (sum, factor, place in the run), for each place of a vector at which the run may begin."""
     return tuple(tuple((s, i, lead + j) for s, i, j in products) for lead in range(vector))

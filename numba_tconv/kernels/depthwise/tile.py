@@ -1,4 +1,4 @@
-"""Tiles of the staged form: ``Config`` fixes the machine code, ``plan`` the launch."""
+"""Tiles of the staged form."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT
 from . import rows as depthwise_rows
 
 WEIGHT_WORDS = 32
-PRODUCTS = 256  # of a pass: longer loops stay loops
-GOOD_SHARED = 24 * 1024  # bytes that do not limit the blocks of a multiprocessor
+PRODUCTS = 256  # of straight-line code
+GOOD_SHARED = 24 * 1024  # bytes that limit no multiprocessor's blocks
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Config:
 
     @cached_property
     def vector(self) -> int:
-        """Outputs of a thread in a pass: 16 bytes."""
+        """Outputs in 16 bytes."""
         return 16 // self.dtype.itemsize
 
     @cached_property
     def families(self) -> int:
-        """Output z of a vector is of family z mod families, which has one phase."""
+        """Families of a vector's outputs: z mod families, one phase each."""
         return self.taps.stride if self.vector % self.taps.stride == 0 else self.vector
 
     @cached_property
     def weights(self) -> int:
-        """Weights of an output channel in a thread."""
+        """A thread's weights of an output channel."""
         return self.families * self.in_per_group * self.taps.taps_per_row
 
     @cached_property
@@ -58,19 +58,19 @@ class Config:
 
     @cached_property
     def keeps_weights(self) -> bool:
-        """Whether a thread's phases repeat in every pass, and its weights fit."""
+        """Whether a thread's phases repeat in every pass, and registers hold its weights."""
         products = self.vector * self.in_per_group * self.taps.taps_per_row
         return self.period <= self.lanes and self.weights * self.words <= WEIGHT_WORDS and products <= PRODUCTS
 
     @property
     def min_blocks(self) -> int:
-        """Blocks on a multiprocessor: 48, 64 or 128 registers a thread."""
+        """For 48, 64 or 128 registers a thread."""
         words = self.weights * self.words if self.keeps_weights else WEIGHT_WORDS
         return 5 if words <= 12 and self.vector < 8 and self.taps.gap == 1 else 4 if words <= 16 else 2
 
     @cached_property
     def active(self) -> int:
-        """Lanes that compute: whole periods."""
+        """Lanes that compute, in whole periods."""
         return self.lanes // self.period * self.period if self.keeps_weights else self.lanes
 
     @cached_property
@@ -84,7 +84,7 @@ class Config:
         return self.taps.shift(self.taps.kernel_size - 1)
 
     def width(self, passes: int) -> int:
-        """Inputs of a channel that a stretch reads."""
+        """Inputs of a channel."""
         columns = (self.taps.stride - 1 + self.vector - 1 + passes * self.step - 1) // self.taps.stride + 1
         return -(-(self.halo + columns + self.vector - 1) // self.vector) * self.vector
 
@@ -103,7 +103,7 @@ class Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """The configuration: a warp a row where eight passes suffice."""
+    """The configuration: a warp a row if eight passes suffice."""
     sizes = dtype, problem.taps, problem.in_channels_per_group, problem.out_channels_per_group
     whole = [Config(*sizes, lanes=threads, threads=threads) for threads in (256, 128, 64, 32)]
     narrow = Config(*sizes, lanes=32)
@@ -116,7 +116,7 @@ def choose(problem: Problem, dtype: torch.dtype) -> Config:
 
 @lru_cache(maxsize=1024)
 def plan(problem: Problem, config: Config) -> tuple[int, int]:
-    outputs = problem.out_length + config.vector - 1  # the first vector may begin before the row
+    outputs = problem.out_length + config.vector - 1  # the first vector may begin early
     vectors = problem.batch * problem.groups * outputs // config.vector
     passes = min(config.stretch // config.step, vectors // (config.threads * depthwise_rows.ENOUGH_BLOCKS))
     while passes > 1 and config.shared_bytes(passes) > GOOD_SHARED:

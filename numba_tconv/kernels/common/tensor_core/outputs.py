@@ -1,4 +1,4 @@
-"""What the tensor-core stores share by name."""
+"""Named arguments of the tensor-core stores."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class Alignment(NamedTuple):
-    """How an output's runs lie (store_any.alignment_of)."""
+    """How an output's runs lie."""
 
     shift: int  # elements from a sector to y
     quantum: int  # staged outputs loaded together: 4, 2 or 1
-    offset: int  # of staged outputs in their buffer, which aligns the loads
-    whole: int  # 1 if samples begin and end at multiples of a lane's write, else 0
+    offset: int  # of staged outputs in the buffer
+    whole: int  # 1 if samples begin and end with a lane's write, else 0
 
 
 class Output(NamedTuple):
-    """The output (N, C_out, L_out) in memory order, and its samples' columns."""
+    """The output (N, C_out, L_out), in memory order."""
 
     data: object
     bias: object
@@ -30,19 +30,19 @@ class Output(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Where a tile's outputs begin and end (store_any.make_aim)."""
+    """Where a tile's outputs begin and end."""
 
     begin: int  # the tile's first own output
     next_sample: int
     next_begin: int
-    lowest: int  # range of the sample's outputs, from the tile's own on
+    lowest: int  # the sample's outputs, from the tile's own on
     highest: int
-    goes_on: bool  # the next tile is of the same sample
+    goes_on: bool  # the next tile has the same sample
     ends: bool  # the next tile begins a sample
 
 
 class Place(NamedTuple):
-    """The outputs of a tile, or of a round of its channels."""
+    """A tile's outputs, or those of a round of its channels."""
 
     sample: int  # where the tile's own outputs begin
     column: int
@@ -50,13 +50,13 @@ class Place(NamedTuple):
     channel: int
     channels_left: int
     extent: Extent
-    head: int  # index in y of the tile's own first output, in the warp's first channel
+    head: int  # index in y of the warp's first own output
 
 
 class Staging(NamedTuple):
     shared: object
     base: int  # shared address, in bytes
-    at: int  # elements from there
+    at: int  # elements
 
 
 class Thread(NamedTuple):
@@ -66,9 +66,9 @@ class Thread(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """A lane's next outputs in each of its warp's channels; local arrays (store_runs.runs_sizes)."""
+    """A lane's next outputs in each channel of its warp; local arrays (store_runs.runs_sizes)."""
 
     target: object  # index in y
     source: object  # shared address of each load
-    done: object  # outputs from the run's begin
-    size: object  # outputs of the run
+    done: object  # outputs
+    size: object  # outputs

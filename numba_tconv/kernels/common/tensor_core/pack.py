@@ -1,11 +1,9 @@
-"""Packed weights of the tensor-core rungs, rounded once.
+"""Packed weights of the tensor-core rungs, rounded once. A block packs a stage.
 
-Order: (group, row tile, tap chunk, channel chunk, operand half, tap). Within a tap, "wgmma" is a K-major shared
-operand; in "mma" a lane's four registers of A are 16 bytes. Missing channels, rows and taps are zeros. A block packs a
-stage.
+Order: (group, row tile, tap chunk, channel chunk, operand half, tap). A tap is a K-major shared operand of wgmma, or
+for mma.sync 16 bytes a lane, its four registers of A. Missing channels, rows and taps are zeros.
 
-Split operands are fp16: hi of all taps, then lo. One power of two scales all weights; its inverse is the last element.
-"""
+Split operands are fp16, scaled by one power of two. Its inverse is the last element."""
 
 from __future__ import annotations
 
@@ -39,8 +37,8 @@ from .split_operand import LEAST, exponent_of, inverse_of, scale_of
 from .tile import Tile
 
 THREADS = 128
-WORDS = 4  # of a thread at a time
-SCALE = WORDS  # words behind packed split operands; the last: the inverse scale
+WORDS = 4  # at a time
+SCALE = WORDS  # words behind packed split operands
 MAPS = wgmma_b_at, mma_a, split_channel
 ON_GPU = tuple(map(device_function, MAPS))
 
@@ -64,8 +62,8 @@ class Sizes(NamedTuple):
 class Stage(NamedTuple):
     number: int
     first: tuple  # input channel, output channel, tap
-    first_row: int  # row of taps
-    left: tuple  # input and output channels from the first on
+    first_row: int
+    left: tuple  # input and output channels
 
 
 # --- the kernels ------------------------------------------------------------------------------------------------------
@@ -105,7 +103,7 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
 
 @cache
 def make_split_kernel(tile: Tile, order: str) -> Kernel:
-    """The kernel for split operands, which also takes ``largest_of`` the weights."""
+    """The kernel for split operands, which also takes ``largest_of(w)``."""
     store, box, elements = store_run(ELEMENTS[torch.float32]), box_of(tile), 2 * WORDS
     tap_vectors = tile.rows * tile.depth // elements
     stage_vectors = tile.tap_chunk * tap_vectors
@@ -131,7 +129,7 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
                 values[u] *= scale
             for z in range(WORDS):
                 word = pack_f16(values[2 * z], values[2 * z + 1])
-                for h in range(2):  # the remainder of rounding; zero for an infinity
+                for h in range(2):  # infinities have no remainder
                     rounded = f16_to_f32(word, h == 1)
                     same = rounded == values[2 * z + h]
                     values[2 * z + h] = float32(0) if same else values[2 * z + h] - rounded
@@ -207,10 +205,10 @@ def make_stage_of(tile: Tile) -> Callable:
 
 
 def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -> Callable:
-    """Build ``gather``: 16 bytes of a tap, as float32, from the box; zeros for missing weights."""
+    """Build ``gather``: 16 bytes of a tap from the box, as float32, with zeros for missing weights."""
     elements, phases, channels, reciprocal = 16 // tile.operand_size, tile.phases, tile.channels, tile.reciprocal
     widened, all_weights = ELEMENTS[tile.dtype].load, tile.channels * tile.phases == tile.rows
-    # Distances of rows and channels from the first element's are the same in all vectors.
+    # All vectors have the same distances from the first element.
     rows_on, channels_on = zip(*map(make_place(tile, order), range(elements)), strict=True)
     place = device_function(make_place(tile, order, ON_GPU))
 
@@ -239,7 +237,7 @@ def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -
 
 
 def largest_of(w: torch.Tensor) -> torch.Tensor:
-    """The weights' largest finite magnitude: float32 (1,) on their device."""
+    """The largest finite magnitude: float32 (1,) on ``w``'s device."""
     return torch.linalg.vector_norm(torch.nan_to_num(w, nan=0, posinf=0, neginf=0), torch.inf).reshape(1)
 
 
@@ -283,6 +281,6 @@ def packed_size(tile: Tile, blocks: int) -> int:
 
 
 def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int, weights: Layout) -> TensorPacking:
-    """The packing for ``tile`` at any batch and length; ``channel_chunks``: product depths of a tap chunk."""
+    """The packing for ``tile``, at any batch and length; ``channel_chunks``: of a tap chunk."""
     sizes = tile.row_tiles(problem), tile.tap_chunks(problem), channel_chunks
     return unique(TensorPacking, weights, tile, order, problem.groups, *sizes)

@@ -14,11 +14,11 @@ from numba_tconv.runtime.device import H200
 from .pack import kernel_of
 from .tile import Tile
 
-FEWEST_CHANNELS = 8  # of a group: with fewer, most of a product is zeros
+FEWEST_CHANNELS = 8  # of a group
 
 
 def default_precision(dtype: torch.dtype) -> str:
-    """The fastest precision of a dtype."""
+    """The fastest precision."""
     return next(precision for precision, known in DTYPES.items() if known == dtype)
 
 
@@ -34,8 +34,9 @@ def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str
 
 
 class TensorRung(Rung):
-    """A rung on tensor cores: ``choose(problem, precision)`` returns a configuration or None, ``make_kernel(config)``
-    its cached kernel; ``order`` is that of packed weights (pack.py)."""
+    """A rung on tensor cores. ``order`` is its packed weights' (pack.py).
+
+    ``choose(problem, precision)`` returns a configuration or None, ``make_kernel(config)`` its cached kernel."""
 
     order: str
     choose: Callable
@@ -49,7 +50,6 @@ class TensorRung(Rung):
         fewest = min(problem.in_channels_per_group, problem.out_channels_per_group)
         if problem.groups > 1 and fewest < FEWEST_CHANNELS:
             return f"it needs {FEWEST_CHANNELS} channels a group, not {fewest}: most of its products would be zeros"
-        # Tensor cores truncate at least once a sum: with few products that dominates the error.
         if precision == "tf32x3" and problem.in_channels_per_group < FEWEST_CHANNELS:
             return (
                 f"in tf32x3 it needs {FEWEST_CHANNELS} input channels a group, not {problem.in_channels_per_group}: "
@@ -76,7 +76,7 @@ class TensorRung(Rung):
 def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
     """Whether windows of x (N, C_in, L) can be copied in aligned 16 bytes.
 
-    ``strides`` are in elements, ``offset`` in bytes from a multiple of 16."""
+    ``strides``: elements; ``offset``: bytes from a multiple of 16."""
     vector = 16 // tile.itemsize
     if not contiguous_rows(shape, strides):
         return False

@@ -1,11 +1,10 @@
-"""Operands from float32 numbers: one of TF32 or, in tf32x3, two of fp16.
+"""Operands of float32 numbers: one of TF32 or, in tf32x3, two of fp16.
 
-hi is the number rounded to eleven significant bits, lo the remainder. x * w is three products; the omitted one is 2^-22
-of it.
+hi is the number rounded to eleven significant bits, lo the remainder. Three products make x * w; the fourth would add
+2^-22 of it.
 
-Powers of two scale numbers into fp16's exponents: by the largest weight (pack.py), and by the largest x of a warp's or
-tile's windows of a stage. Sums are multiplied by the inverse of both. Numbers of at least 2^-17 of the largest keep
-both halves whole; smaller ones lose at most 2^-39 of the largest."""
+Powers of two, from the largest weight and from the largest x of a stage's windows, scale numbers into fp16's exponents.
+Sums are multiplied by both inverses. Numbers below 2^-17 of the largest lose at most 2^-39 of the largest."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ from numba_tconv.ptx import (
     tf32_operand,
 )
 
-SPLIT_ROWS = 4  # rows of x of a lane in a depth
+SPLIT_ROWS = 4  # of x, a lane
 MOST_SPLIT_TAPS = 3  # taps added on tensor cores, which truncate
 INFINITY = float32(math.inf)
 MANTISSA, ONE, NO_NUMBER = 23, 127, 255  # mantissa bits; biased exponents of 1 and infinity
 LARGEST = ONE + 14  # exponent of the largest scaled number, which may be rounded up
-LEAST = LARGEST - ONE + 1  # exponent of the largest number below which the scale's inverse is not normal
+LEAST = LARGEST - ONE + 1  # for a smaller one the scale's inverse is not normal
 
 
 @device_function
@@ -39,13 +38,13 @@ def put_tf32(v, at, value):
 
 @device_function
 def exponent_of(number):
-    """Biased exponent of a number that is not negative."""
+    """Biased exponent of a non-negative number."""
     return int32(bits_of(number) >> MANTISSA)
 
 
 @device_function
 def scale_of(exponent):
-    """The scale of numbers whose largest has this exponent."""
+    """Scale of numbers with this largest exponent."""
     return float_of((LARGEST + ONE - exponent) << MANTISSA)
 
 
@@ -56,15 +55,16 @@ def inverse_of(exponent):
 
 @device_function
 def scales_of(inverse):
-    """``scales`` for ``split`` from the weights' inverse: the least exponent of x that keeps the inverse of both
-    normal, and what to add to x's exponent for it."""
+    """``scales`` for ``split``, from the weights' inverse.
+
+    They are the least exponent of x for which both scales' inverse is normal, and the inverse's exponent less x's."""
     of_weights = int32(exponent_of(inverse) - LARGEST)
     return max(int32(LEAST), int32(1 - of_weights)), of_weights
 
 
 @device_function
 def exponent_of_warp(largest):
-    """Exponent of the largest number of a warp's lanes, none negative."""
+    """Exponent of the warp's largest number, none negative."""
     return int32(redux_max(bits_of(largest)) >> MANTISSA)
 
 
@@ -82,14 +82,14 @@ def inverse_of_sums(exponent, of_weights):
 
 @device_function
 def split_pair(low, high):
-    """Two scaled numbers as two words: both hi, both lo."""
+    """Two scaled numbers as two words: hi, lo."""
     larger = pack_f16(low, high)
     return larger, pack_f16(low - f16_to_f32(larger, False), high - f16_to_f32(larger, True))
 
 
 @device_function
 def _largest_number(v, at, window, first):
-    """The largest finite magnitude in the windows."""
+    """The largest finite magnitude."""
     largest = float32(0)
     for q in range(first, window):
         for h in range(SPLIT_ROWS):
@@ -98,15 +98,15 @@ def _largest_number(v, at, window, first):
 
 
 def make_split(window: int, first: int):
-    """Build ``split``: SPLIT_ROWS rows of ``window`` float32 in ``v``, from ``at`` on, become operands.
+    """Build ``split``, by a warp: SPLIT_ROWS rows of ``window`` float32 in ``v``, from ``at`` on, become operands.
 
-    All lanes of a warp call it, with ``scales_of`` the weights. Columns before ``first`` are ignored. A word holds two
-    rows: hi of rows 0 and 1, of 2 and 3, then lo. Returns the factor of sums of products."""
+    Columns before ``first`` are ignored. A word holds two rows: hi of rows 0 and 1, of 2 and 3, then lo. Returns the
+    sums' factor."""
 
     @device_function
     def split(v, at, scales):
         least, of_weights = scales
-        largest = cuda.local.array(SPLIT_ROWS, dtype=float32)  # a maximum a row: shorter chains
+        largest = cuda.local.array(SPLIT_ROWS, dtype=float32)  # shorter chains
         for h in range(SPLIT_ROWS):
             largest[h] = float32(0)
         for q in range(first, window):
@@ -114,7 +114,7 @@ def make_split(window: int, first: int):
                 largest[h] = larger_magnitude(largest[h], float_of(v[at + h * window + q]))
         largest[0], largest[2] = larger_magnitude(largest[0], largest[1]), larger_magnitude(largest[2], largest[3])
         exponent = exponent_of_warp(larger_magnitude(largest[0], largest[2]))
-        if exponent == NO_NUMBER:  # infinite: scale by the finite numbers
+        if exponent == NO_NUMBER:
             exponent = exponent_of_warp(_largest_number(v, at, window, first))
         exponent = max(exponent, least)
         scale = scale_of(exponent)
@@ -122,7 +122,6 @@ def make_split(window: int, first: int):
             for h in range(0, SPLIT_ROWS, 2):
                 low, high = float_of(v[at + h * window + q]) * scale, float_of(v[at + (h + 1) * window + q]) * scale
                 v[at + h * window + q], v[at + (h + 1) * window + q] = split_pair(low, high)
-            # hi first: the middle words change places.
             smaller = v[at + window + q]
             v[at + window + q] = v[at + 2 * window + q]
             v[at + 2 * window + q] = smaller

@@ -1,6 +1,6 @@
-"""The general store of the tensor-core rungs: staged sums leave as long runs from aligned starts.
+"""The general store of the tensor-core rungs: staged sums leave as long aligned runs.
 
-The buffer holds a channel's outputs in memory order. Addresses alone decide where a run begins and ends (tile.py)."""
+The buffer holds a channel's outputs in memory order. Addresses alone decide where a run begins and ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = Fal
     itemsize = tile.out_dtype.itemsize
     shift = offset // itemsize
     quantum = math.gcd(4, problem.out_length)
-    staged = (shift - problem.padding) % quantum  # the first output is a multiple of eight, less the padding
+    staged = (shift - problem.padding) % quantum  # the first column is a multiple of eight
     if tile.span == 1 or in_fours or (tile.whole and not tile.aligned):
         quantum, staged = math.gcd(quantum, staged), 0
     at_once = outputs_at_once(quantum, itemsize)
@@ -31,9 +31,9 @@ def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = Fal
 
 
 def make_stage_rows(tile: Tile):
-    """Build the staging of sums, in memory order.
+    """Build ``stage_rows``, which stages sums in memory order.
 
-    ``values``: from ``first_value`` on, the lane's sums of ``count`` rows from the round's ``first_row`` on: two of
+    ``values`` has, from ``first_value`` on, the lane's sums of ``count`` rows from the round's ``first_row`` on: two of
     every eight rows, four columns each. ``offset``: Alignment.offset."""
     span, spread, phases, run_pitch = tile.span, tile.spread, tile.phases, tile.pitch
     used_rows = tile.round_channels * tile.phases
@@ -66,7 +66,7 @@ def make_stage_rows(tile: Tile):
 def make_aim(tile: Tile, to_the_output: bool = False):
     """Build ``aim`` and ``head_of`` for a tile whose own outputs begin at ``column`` of ``sample``.
 
-    ``to_the_output``: runs may begin and end anywhere, not only where a lane's outputs do."""
+    ``to_the_output``: runs may begin and end anywhere."""
     stride, span, advance, sector, whole = tile.stride, tile.span, tile.advance, tile.sector, tile.whole
 
     @device_function
@@ -88,19 +88,19 @@ def make_aim(tile: Tile, to_the_output: bool = False):
 
     @device_function
     def head_of(sample, channel, extent, out, warp):
-        """Index in y of output e = 0 of the warp's first channel, if the tile lies in one sample."""
+        """Index in y of the warp's first own output, if the tile lies in one sample."""
         return (sample * out.channels + channel + warp) * out.length + extent.begin
 
     return aim, head_of
 
 
 def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
-    """Build the store of a round of channels of any tile by ``warps`` warps; store_runs.py is faster in one sample.
+    """Build the store of a round of channels of any tile. Returns the round's head.
 
-    The bias is added if ``add_bias``, or if the tile has empty slots. Returns the round's head."""
+    The bias is added if ``add_bias``, or if the tile has empty slots."""
     stride, dilation, all_rows, whole = tile.stride, tile.dilation, tile.taps.rows, tile.whole
     span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
-    partly = tile.part  # one channel for all warps, whose last tile may have fewer rows
+    partly = tile.part  # one channel for all warps
     lanes = 32 * warps if partly else 32
     round_channels, pitch = tile.round_channels, tile.pitch
     load_type, store_type = ELEMENTS[tile.dtype].load, ELEMENTS[tile.out_dtype].store
@@ -130,9 +130,9 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
             while m <= n_next:
                 if m >= 0 and m < batch:
                     line = (m * out_channels + co + channel) * out_length
-                    from_first = (n - m) * columns + j  # from the sample's first column to the tile's own
+                    from_first = (n - m) * columns + j
                     if whole:
-                        offset = begin + (n - m) * columns * stride  # the sample's output at e = 0
+                        offset = begin + (n - m) * columns * stride
                         e = int32(min(max(int64(-early), -offset), int64(end)))
                         e_end = int32(max(min(int64(end), out_length - offset), int64(-sector)))
                         e = int32(max(int64(e), -from_first * span)) + lane

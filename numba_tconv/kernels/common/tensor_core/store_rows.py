@@ -1,6 +1,6 @@
 """The store of float32 tiles without a stride: eight rows a round, a run each.
 
-Hardly anything hides a round, so the code is straight-line. A round takes one barrier with two buffers, else two."""
+The code is straight-line, because little hides a round. A round takes two barriers, or one with two buffers."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ ROUND_ROWS = 8
 
 
 class Rounds(NamedTuple):
-    """What a tile's rounds share."""
+    """Arguments of a tile's rounds."""
 
     sums: object
-    lane_at: object  # as in make_store_rounds
+    lane_at: object
     y: object
     target: object  # index in y of the lane's first output, by row of the warp
     source: object  # its address in the first buffer
-    wanted: object  # by write of the lane: within the run
+    wanted: object  # by write
     team: int
-    rows_left: int  # from the warp's first on
-    further: int  # outputs from a row to the next round's
+    rows_left: int
+    further: int  # outputs from round to round
 
 
 def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int):
-    """Build the store of a tile in one sample by a team of ``warps`` warps.
+    """Build the store of a tile in one sample by ``warps`` warps.
 
-    ``stage``: (k, sums, lane_at, buffer) puts rows ``8 * k`` to ``8 * k + 7`` ``buffer`` bytes behind the first buffer;
-    ``lane_at`` is its own. ``at``: address of the first buffer."""
+    ``stage(k, sums, lane_at, buffer)`` puts rows ``8 * k`` to ``8 * k + 7`` ``buffer`` bytes behind the first buffer,
+    whose address is ``at``. ``lane_at`` is ``stage``'s own."""
     of_width = (_make_store(tile, warps, stage, buffers, buffer_bytes, width) for width in (4, 2, 1))
     by_fours, by_twos, by_ones = of_width
 
@@ -51,7 +51,7 @@ def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes:
 
 
 def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, width: int):
-    """The store for runs at multiples of ``width`` outputs, which a lane writes at once."""
+    """The store for runs at multiples of ``width`` outputs, a lane's write."""
     rows, pitch, overlap, threads = tile.rows, tile.pitch, tile.overlap, 32 * warps
     warp_rows = ROUND_ROWS // warps
     step = 32 * width
@@ -77,7 +77,7 @@ def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, 
 
     @device_function
     def store(sums, lane_at, at, out, place, thread):
-        # Eight rows are whole sectors, so runs lie alike.
+        # Eight rows are whole sectors: runs lie alike.
         target, source = cuda.local.array(warp_rows, dtype=int64), cuda.local.array(warp_rows, dtype=int32)
         wanted = cuda.local.array(pieces, dtype=boolean)
         for z in range(warp_rows):

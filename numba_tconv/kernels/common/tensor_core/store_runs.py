@@ -1,6 +1,6 @@
 """The store of the tensor-core rungs for tiles in one sample: nearly all.
 
-Nothing hides a branch or a load, so the code is straight-line, with predicates and several loads in flight."""
+The code is straight-line, with predicates and several loads in flight, because nothing hides a branch or a load."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .tile import Tile, staged_at
 
-HELD = 16  # outputs loaded and not yet written, a lane
+HELD = 16  # outputs loaded and not yet written
 
 
 def outputs_at_once(quantum: int, itemsize: int) -> int:
-    """Outputs of a lane's write. Kernels call it, too."""
+    """Outputs of a lane's write."""
     return 16 // itemsize if quantum == 4 else 2 if quantum == 2 else 4 // itemsize
 
 
@@ -43,7 +43,7 @@ def runs_loads(tile: Tile) -> int:
 
 
 def runs_sizes(tile: Tile, warps: int) -> tuple[int, int]:
-    """Elements of ``runs``' arrays: the second, the others."""
+    """Elements of ``runs.source``, and of the other arrays."""
     channels = runs_channels(tile, warps)
     return channels * runs_loads(tile), channels
 
@@ -59,7 +59,7 @@ def _some_channels(tile: Tile, warps: int) -> bool:
 
 
 def make_run_of(tile: Tile):
-    """Build ``run_of`` a channel, in one sample: first output, end, outputs from its first sector to the tile's own."""
+    """Build ``run_of``: a channel's first output, end, and outputs from its first sector to the tile's own."""
     span, advance, sector = tile.span, tile.advance, tile.sector
 
     @device_function
@@ -75,7 +75,7 @@ def make_run_of(tile: Tile):
 
 
 def make_prepare(tile: Tile, warps: int):
-    """Build ``prepare``: fill ``runs`` from a warp's ``z0``-th channel on, in one sample."""
+    """Build ``prepare``, which fills ``runs`` from a warp's ``z0``-th channel on, in one sample."""
     span, overlap = tile.span, tile.overlap
     round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.out_dtype.itemsize
     channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)
@@ -83,7 +83,6 @@ def make_prepare(tile: Tile, warps: int):
 
     @device_function
     def prepare(runs, z0, out, staging, place, thread):
-        """Fill ``runs`` from the warp's ``z0``-th channel on."""
         target, source, done, size = runs.target, runs.source, runs.done, runs.size
         quantum, to_staged = int32(out.alignment.quantum), int32(out.alignment.offset + overlap * span)
         width = int32(at_once(quantum, itemsize))
@@ -116,13 +115,13 @@ def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
             for z in range(all_channels):
                 channel = int32(warp + z * warps)
                 exists = channel < place.channels_left and (not some_channels or channel < round_channels)
-                extra[z] = load_type(out.bias[uint64(place.channel + channel if exists else 0)])  # without a branch
+                extra[z] = load_type(out.bias[uint64(place.channel + channel if exists else 0)])
 
     return load_extra
 
 
 def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
-    """Build the store of a round, loading ``quantum`` outputs together; ``prepare`` fills kept ``runs``."""
+    """Build the store of a round; ``quantum`` outputs are loaded together."""
     span, advance, sector = tile.span, tile.advance, tile.sector
     round_channels, skip = tile.round_channels, tile.skip
     itemsize = tile.out_dtype.itemsize
@@ -131,7 +130,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
     width, all_loads = outputs_at_once(quantum, itemsize), runs_loads(tile)
     loads, words = width // quantum, width * itemsize // 4
     load, write = ld_shared(quantum, float32), st_global_if(words)
-    step, step_bytes = 32 * width, (32 + skip) * width * 4  # a warp's step: outputs, bytes of the buffer
+    step, step_bytes = 32 * width, (32 + skip) * width * 4
     channels, kept, all_channels = runs_channels(tile, warps), keeps_runs(tile, warps), _all_channels(tile, warps)
     all_steps = -(-(advance * span + sector - 1) // step)
     turns = -(-all_steps // max(1, HELD // (width * channels)))
@@ -140,7 +139,6 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
 
     @device_function
     def store_some(runs, z0, y, staging, extra):
-        """Write ``channels`` runs from the ``z0``-th on."""
         target, source, done, size = runs.target, runs.source, runs.done, runs.size
         held = cuda.local.array(all_held, dtype=float32)
         output = cuda.local.array(4, dtype=int32)
@@ -170,7 +168,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
                     before = int32((turn * steps + h) * step)
                     write(uint32(done[z] + before) < uint32(size[z]), y, target[z] + before, output)
             turn = int32(turn + 1)
-            if turns > 1:  # turns must not overlap: registers run out
+            if turns > 1:  # else turns overlap: registers run out
                 turn = recomputed(turn)
 
     @device_function

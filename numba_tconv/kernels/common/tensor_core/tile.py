@@ -1,14 +1,13 @@
-"""Tiles of the tensor-core rungs: which rows and columns a tile computes, and which outputs it owns.
+"""Tiles of the tensor-core rungs: the rows and columns they compute, and the outputs they own.
 
-Letters as in k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS. A column contributes ``span`` outputs to each
-channel.
+Letters as in k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS; a column gives ``span`` outputs of each channel.
 
 * Whole: all rows of a channel, span = stride. A channel is one run, phases interleaved.
 * Part: a long stride, no dilation. Rows are phases; each column is one run.
-* Single: one row of taps, outputs ``stride`` apart, where phases of neighbouring outputs lie in columns far apart.
+* Single: one row of taps, where phases of neighbouring outputs lie in columns far apart.
 
-A sector in two pieces costs a read and two writes. So a whole tile computes a few columns twice, and its runs begin and
-end on sectors, unless products outlast memory (``aligned`` is false)."""
+A whole tile computes a few columns twice, so that its runs begin and end on sectors, unless products outlast memory
+(``aligned`` is false)."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ COLUMNS = 128
 ROWS = 128
 SECTOR = 32  # bytes
 ANY_LENGTH = 1 << 16
-# Columns; in tf32x3 wider windows spill.
+# Columns; wider windows spill.
 WINDOW_LIMIT = {"tf32": 24, "tf32x3": 12, "fp16": 24, "bf16": 24}
 MOST_TAPS_OF_PARTS = 5
 LONGEST_STAGED_SPAN = 96
@@ -38,13 +37,13 @@ class Tile:
     stride: int
     dilation: int
     tap_chunk: int  # taps of a row in one window
-    several_chunks: bool  # a row has more than one
-    phases: int  # rows of a channel in a tile
+    several_chunks: bool
+    phases: int  # rows of a channel
     channels: int
-    span: int  # outputs of a column in a channel
+    span: int
     round_channels: int  # staged together
-    wide_outputs: bool = False  # float32 partial sums of 16-bit operands
-    aligned: bool = True  # runs begin and end on sectors
+    wide_outputs: bool = False  # float32 sums of 16-bit operands
+    aligned: bool = True
 
     @cached_property
     def taps(self) -> Taps:
@@ -78,7 +77,7 @@ class Tile:
 
     @property
     def operand_size(self) -> int:
-        """Bytes of an operand of a product."""
+        """Bytes of a multiplied element."""
         return 4 if self.kind == "tf32" else 2
 
     @property
@@ -88,12 +87,10 @@ class Tile:
 
     @property
     def whole(self) -> bool:
-        """A channel is one run."""
         return self.span == self.stride
 
     @property
     def part(self) -> bool:
-        """Each column is a run of phases."""
         return not self.whole and self.dilation == 1
 
     @property
@@ -103,12 +100,12 @@ class Tile:
 
     @property
     def row_parts(self) -> int:
-        """Tiles of an output channel's rows."""
+        """Tiles of a channel's rows."""
         return 1 if self.whole else -(-self.taps.rows // self.phases)
 
     @property
     def reach(self) -> int:
-        """Columns that a chunk's taps reach back."""
+        """Columns that taps of a chunk reach back."""
         return (self.tap_chunk - 1) * self.taps.step
 
     @property
@@ -118,7 +115,7 @@ class Tile:
 
     @property
     def lead(self) -> int:
-        """A stage's columns before the tile, in eights."""
+        """Columns of a stage before the tile, in eights."""
         return -(-self.reach // 8) * 8
 
     @property
@@ -133,13 +130,13 @@ class Tile:
 
     @cached_property
     def overlap(self) -> int:
-        """Columns before the tile's own outputs, in eights: for a run's first phases and early sector."""
+        """Columns before the tile's own, in eights: for a run's first phases and early sector."""
         needed = _lag(self.taps) if self.whole else 0
         return -(-(needed + -(-(self.sector - 1) // self.span)) // 8) * 8
 
     @property
     def may_be_unaligned(self) -> bool:
-        """Whether unaligned runs save columns."""
+        """Whether it saves columns."""
         return self.whole and self.out_dtype.itemsize == 4 and replace(self, aligned=False).overlap < self.overlap
 
     @cached_property
@@ -169,26 +166,26 @@ class Tile:
 
     @property
     def pitch(self) -> int:
-        """Elements between channels' runs."""
+        """Elements from run to run."""
         run = COLUMNS * self.span + (self.spread * (self.phases - 1) if self.whole else 0)
         return -(-(staged_at(run, self.skip) + 4 + self.skip) // 4) * 4
 
     @property
     def staging(self) -> int:
-        """Elements of the buffer, a multiple of four."""
+        """Elements of the buffer, in fours."""
         runs = self.rows // self.rounds if self.span == 1 else self.round_channels
         return -(-runs * self.pitch // 4) * 4
 
     @property
     def empty_slots(self) -> bool:
-        """Whether no row reaches some outputs, staged as zeros."""
+        """Whether some outputs, staged as zeros, have no row."""
         return self.span != self.phases
 
     def columns(self, problem: Problem) -> tuple[int, int]:
         """First column, and columns a sample, in eights."""
         t = problem.taps
         columns = t.columns(problem.length, problem.out_length, problem.padding)
-        # Zeros between samples cover the columns that taps reach back, missing taps included.
+        # Zeros between samples cover what all taps reach back.
         stop = max(columns.stop, problem.length + (self.tap_chunks(problem) * self.tap_chunk - 1) * t.step)
         first = columns.start // 8 * 8
         return first, -(-(stop - first) // 8) * 8
@@ -214,17 +211,17 @@ class Tile:
 
 
 def staged_at(u, skip):
-    """Offset of output ``u`` of a run. Kernels call it, too."""
+    """Offset of output ``u`` of a run."""
     return u + (u >> 5) * skip
 
 
 def _lag(taps: Taps) -> int:
-    """Columns that the outputs of one stride span."""
+    """Columns that a stride's outputs span."""
     return ((taps.rows - 1) * taps.dilation + taps.gap - 1) // taps.stride
 
 
 def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
-    """Phases in a tile, and span; None without a tile."""
+    """Phases and span, or None."""
     t, s, d = problem.taps, problem.stride, problem.dilation
     needed = _lag(t)
     active = min(t.rows, problem.kernel_size)
@@ -236,7 +233,7 @@ def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
 
 
 def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
-    """Taps that share a window: a row if it fits, else a chunk with few missing taps."""
+    """Taps of a window: a row's if they fit, else a chunk with few missing taps."""
     t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
     most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
@@ -244,8 +241,7 @@ def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
     if fitting[-1] == t.taps_per_row:
         return fitting[-1]
 
-    # Each chunk of split operands costs additions on CUDA cores.
-    of_chunk = 1 if split else 0.5
+    of_chunk = 1 if split else 0.5  # split operands: additions on CUDA cores
 
     def cost(chunk):
         chunks = -(-t.taps_per_row // chunk)
@@ -256,13 +252,13 @@ def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
 
 
 def make_tile(problem: Problem, precision: str, most_rows: int = ROWS, widest_window: int | None = None) -> Tile | None:
-    """The tile with at most ``most_rows`` rows, or None; ``widest_window``: columns, by default WINDOW_LIMIT's."""
+    """The tile with at most ``most_rows`` rows, or None; ``widest_window``: columns."""
     shape = _row_shape(problem, most_rows)
     chunk = _tap_chunk(problem, precision, widest_window or WINDOW_LIMIT[precision])
     if shape is None:
         return None
     phases, span = shape
-    fewest = 8 // math.gcd(8, phases)  # channels whose rows fill core matrices
+    fewest = 8 // math.gcd(8, phases)
     most = max(1, most_rows // phases)
     if most >= fewest:
         most = most // fewest * fewest
@@ -277,6 +273,6 @@ def make_tile(problem: Problem, precision: str, most_rows: int = ROWS, widest_wi
 
 
 def round_sizes(tile: Tile) -> list[int]:
-    """Channels that may be staged together, most first."""
+    """Possible ``round_channels``, most first."""
     fewest = tile.round_channels
     return [c for c in range(tile.channels, 0, -fewest) if tile.channels % c == 0 and c % fewest == 0]
