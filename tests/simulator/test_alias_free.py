@@ -74,7 +74,7 @@ def test_vectors_of_x_and_single_samples(vectors, dtype):
 def test_threads_load_their_windows_from_all_banks(vectors, dtype):
     """Eight threads load 16 bytes each at a time: from different groups of four banks."""
     config = Config(dtype, 12, 12, 2, 2, "snake", vectors=vectors)
-    for g in range(0, config.up_window, config.vector):
+    for g in range(0, config.up.window, config.vector):
         for first in range(0, config.threads, 8):
             places = [config.place((first + t) * config.run + g) for t in range(8)]
             assert all(place % config.vector == 0 for place in places)
@@ -86,5 +86,5 @@ def test_x_is_read_from_a_multiple_of_16_bytes():
         for taps in range(2, 33):
             for ratio in (1, 2, 3, 4):
                 config = Config(dtype, max(taps, ratio), taps, ratio, ratio, "snake")
-                assert (config.early + config.before) % config.lanes == 0
+                assert (config.early + config.up.before) % config.lanes == 0
                 assert config.outputs % config.aligned == config.samples % config.lanes == 0

@@ -19,17 +19,25 @@ class Up:
     shift: int
     run: int
     vector: int
+    spare: int = 0  # samples of the window before the needed ones
 
     @cached_property
-    def before(self) -> int:
-        """Samples before its own position that a position's up-samples need."""
+    def needed(self) -> int:
+        """Samples before its own that a position needs."""
         return -((self.shift - self.taps + 1) // self.ratio)
+
+    @property
+    def before(self) -> int:
+        return self.needed + self.spare
+
+    @cached_property
+    def after(self) -> int:
+        return (self.ratio - 1 + self.shift) // self.ratio
 
     @cached_property
     def window(self) -> int:
         """Samples of a thread's window, in whole vectors."""
-        after = (self.ratio - 1 + self.shift) // self.ratio
-        return whole(self.run + self.before + after, self.vector)
+        return whole(self.run + self.before + self.after, self.vector)
 
     @cached_property
     def products(self) -> tuple:

@@ -28,6 +28,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
 from . import activation
+from .filters import whole
 from .tile import Config
 
 FAR = 1024  # added before a division, so that no dividend is negative
@@ -98,15 +99,15 @@ def make_kernel(config: Config) -> Kernel:
     is_snake = c.activation == "snake"
     run, vector, threads, positions = c.run, c.vector, c.threads, c.positions
     up_taps, down_taps, up_ratio, down_ratio = c.up_taps, c.down_taps, c.up_ratio, c.down_ratio
-    plane, outputs, aligned, before, early = c.plane, c.outputs, c.aligned, c.before, c.early
+    plane, outputs, aligned, before, early = c.plane, c.outputs, c.aligned, c.up.before, c.early
     same_ratio, down_shift, last_reach = c.same_ratio, c.sizes.down_shift, c.down_taps // 2
-    up_window, down_window, ups = c.up_window, c.down_window, c.run * c.up_ratio
-    up_room, down_room = -(-up_taps // vector) * vector, -(-down_taps // vector) * vector
+    up_window, down_window, ups = c.up.window, c.down.window, c.run * c.up_ratio
+    up_room, down_room = whole(up_taps, vector), whole(down_taps, vector)
     samples_room, planes_room, ends = c.room(c.samples), c.plane * down_ratio, c.entries * down_ratio
     windows, rounds = down_ratio * down_window, -(-outputs // positions)
     tap_rounds = -(-max(up_taps, down_taps) // threads)
     place, fetch = device_function(c.place), make_fetch(c)
-    multiply_up, multiply_down = multiply_add((c.up_products,)), multiply_add((c.down_products,))
+    multiply_up, multiply_down = multiply_add((c.up.products,)), multiply_add((c.down.products,))
     stored = min(run, 16 // c.dtype.itemsize)
     put = store_run(element, stored)
     fill = activation.make_constants(c.dtype, c.log_scale)

@@ -12,6 +12,8 @@ from numba_tconv.formula.alias_free import AliasFree
 from numba_tconv.kernels.common.sectors import SECTOR
 from numba_tconv.runtime.elements import ELEMENTS
 
+from .filters import Down, Up, whole
+
 ENOUGH_BLOCKS = 2048  # several for every place on a large GPU, before blocks take more tiles
 MOST_PASSES = 4
 THREADS = (32, 64, 128)
@@ -65,18 +67,14 @@ class Config:
         return self.up_ratio == self.down_ratio
 
     @cached_property
-    def before(self) -> int:
-        """Samples before its own position in a thread's window.
-
-        With more than the least, tiles that begin at a multiple of ``aligned`` read x from a multiple of ``lanes``.
-        """
-        least = self.least_before
-        return least + -(least + self.early) % self.lanes if self.same_ratio else least
+    def up(self) -> Up:
+        """The filter up; spare samples align the tile's loads of x."""
+        up = Up(self.up_taps, self.up_ratio, self.sizes.up_shift, self.run, self.vector)
+        return replace(up, spare=-(up.needed + self.early) % self.lanes) if self.same_ratio else up
 
     @cached_property
-    def least_before(self) -> int:
-        """Samples before its own position that the up-samples of a position need."""
-        return -((self.sizes.up_shift - self.up_taps + 1) // self.up_ratio)
+    def down(self) -> Down:
+        return Down(self.down_taps, self.down_ratio, self.lead, self.run, self.vector)
 
     @cached_property
     def early(self) -> int:
@@ -84,13 +82,9 @@ class Config:
         return (self.sizes.down_shift + self.lead) // self.down_ratio
 
     @cached_property
-    def after(self) -> int:
-        return (self.up_ratio - 1 + self.sizes.up_shift) // self.up_ratio
-
-    @cached_property
     def reads_zeros(self) -> bool:
         """Whether up-samples of a row need samples beyond its repeated ends."""
-        return max(self.least_before, self.after) > self.sizes.pad
+        return max(self.up.needed, self.up.after) > self.sizes.pad
 
     @cached_property
     def positions(self) -> int:
@@ -98,14 +92,9 @@ class Config:
         return self.threads * self.run
 
     @cached_property
-    def up_window(self) -> int:
-        """Samples that a thread loads for its positions, in whole vectors."""
-        return self._whole(self.run + self.before + self.after)
-
-    @cached_property
     def samples(self) -> int:
         """Samples of a tile in shared memory: whole vectors of x."""
-        return -(-(self.positions - self.run + self.up_window) // self.lanes) * self.lanes
+        return whole(self.positions - self.run + self.up.window, self.lanes)
 
     @cached_property
     def lead(self) -> int:
@@ -113,30 +102,20 @@ class Config:
         return -self.sizes.down_shift % self.down_ratio if self.same_ratio else 0
 
     @cached_property
-    def reach(self) -> int:
-        """Entries of a plane after its own that an output needs."""
-        return (self.down_taps - 1 + self.lead) // self.down_ratio
-
-    @cached_property
     def outputs(self) -> int:
         """Outputs of a tile: whole sectors."""
         if self.same_ratio:
-            most = self.positions - self.reach
+            most = self.positions - self.down.reach
         else:
             most = (self.positions * self.up_ratio - self.down_taps - self.up_ratio + 1) // self.down_ratio + 1
         return most // self.aligned * self.aligned
 
     @cached_property
-    def down_window(self) -> int:
-        """Entries of each plane that a thread loads for its outputs, in whole vectors."""
-        return self._whole(self.run + self.reach)
-
-    @cached_property
     def entries(self) -> int:
         """Entries of a plane: up-sample ``n`` of a tile is entry ``n // down_ratio`` of plane ``n % down_ratio``."""
         written = self.positions * self.up_ratio // self.down_ratio + 1
-        read = -(-self.outputs // self.run) * self.run - self.run + self.down_window
-        return self._whole(max(self.positions if self.same_ratio else written, read))
+        read = whole(self.outputs, self.run) - self.run + self.down.window
+        return whole(max(self.positions if self.same_ratio else written, read), self.vector)
 
     @cached_property
     def plane(self) -> int:
@@ -145,8 +124,7 @@ class Config:
 
     def room(self, count: int) -> int:
         """Accumulators that the places of ``count`` entries take."""
-        block = 8 * self.vector
-        return -(-count // block) * block
+        return whole(count, 8 * self.vector)
 
     @cached_property
     def place(self) -> Callable[[int], int]:
@@ -157,30 +135,6 @@ class Config:
         vector, block, most = self.vector, 8 * self.vector, self.vectors - 1
         return lambda i: i ^ type(i)((i // type(i)(block) & type(i)(most)) * type(i)(vector))
 
-    @cached_property
-    def up_products(self) -> tuple:
-        """(value, tap, place in the window); values are ordered by phase, then by position."""
-        s = self.sizes
-        return tuple(
-            (p * self.run + z, k, z + (p + s.up_shift - k) // self.up_ratio + self.before)
-            for k in range(self.up_taps)
-            for z in range(self.run)
-            for p in range(self.up_ratio)
-            if (p + s.up_shift - k) % self.up_ratio == 0
-        )
-
-    @cached_property
-    def down_products(self) -> tuple:
-        """(output, tap, place in the windows of all planes)."""
-        return tuple(
-            (z, k, (k + self.lead) % self.down_ratio * self.down_window + z + (k + self.lead) // self.down_ratio)
-            for k in range(self.down_taps)
-            for z in range(self.run)
-        )
-
-    def _whole(self, count: int) -> int:
-        return -(-count // self.vector) * self.vector
-
 
 @lru_cache(maxsize=1024)
 def choose(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: bool) -> Config:
@@ -189,7 +143,7 @@ def choose(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: boo
         config = Config(dtype, *sizes[3:], activation, log_scale, threads)
         if config.outputs >= sizes.out_length + config.aligned:
             break
-    if config.run * config.up_ratio + config.up_window <= MOST_NUMBERS and dtype != torch.float64:
+    if config.run * config.up_ratio + config.up.window <= MOST_NUMBERS and dtype != torch.float64:
         return replace(config, min_blocks=min(RESIDENT_THREADS // config.threads, MOST_BLOCKS_RESIDENT))
     return config
 
