@@ -1,1 +1,1 @@
-"""The rungs that compute the forward pass, one file or one folder each."""
+"""The forward pass: a file or a folder a rung."""

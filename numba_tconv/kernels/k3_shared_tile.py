@@ -1,7 +1,7 @@
 """k3: input window and weights in shared memory.
 
 A block fetches the inputs and weights of ``outputs`` x ``channels`` once, converted. A thread computes all ``channels``
-at one position. Zeros stand outside of the signal: the loop over taps needs no bound.
+at one position. With zeros outside the signal, the loop over taps needs no bound.
 
 Measured (H200, kb64, float32): 33.7 ms, 4.6 times k2."""
 
@@ -19,18 +19,18 @@ from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT, Kernel, flat, stride
 from .common.arguments import Bias, Layer, Signal, Weights, arguments, layer_of
 from .rung import Rung, adjacent, cuda_core_reason
 
-FEW_CHANNELS = 16  # of a group; with fewer, most threads idle
-MIN_DEPTH = 4  # of a stage; with less, fetching weights outlasts multiplying
+FEW_CHANNELS = 16
+MIN_DEPTH = 4  # with less, fetching weights outlasts multiplying
 
 
 @dataclass(frozen=True)
 class Config:
-    """A block's ``outputs`` consecutive positions, one a thread, by ``channels``."""
+    """A block's ``outputs`` positions, one a thread, by ``channels``."""
 
     dtype: torch.dtype
     outputs: int = 256
     channels: int = 8
-    depth: int = 32  # input channels of a stage, at most
+    depth: int = 32  # most input channels of a stage
 
     @property
     def pitch(self) -> int:
@@ -44,13 +44,11 @@ def window(problem, config) -> int:
 
 
 def bytes_a_channel(problem, config) -> int:
-    """Shared bytes of an input channel: window and weights."""
     elements = window(problem, config) + config.pitch * problem.kernel_size
     return elements * ELEMENTS[config.dtype].accumulator.bitwidth // 8
 
 
 def depth(problem, config) -> int:
-    """Input channels of a stage: as many as exist and fit."""
     return min(config.depth, STATIC_SHARED_LIMIT // bytes_a_channel(problem, config), problem.in_channels_per_group)
 
 
@@ -71,7 +69,7 @@ def make_kernel(config: Config) -> Kernel:
 
         shared = cuda.shared.array(0, dtype=accumulator)
         taps, width, depth = int32(layer.taps), int32(width), int32(depth)
-        weights = int32(depth * width)  # offset of weights (input channel, tap, output channel)
+        weights = int32(depth * width)  # by input channel, tap, output channel
         w_channel = int32(taps * pitch)
         thread = int32(cuda.threadIdx.x)
         first_channel = channel_tile * channels
@@ -93,7 +91,6 @@ def make_kernel(config: Config) -> Kernel:
             total[j] = accumulator(0)
         for first in range(0, layer.in_per_group, depth):
             stage_channels = int32(min(depth, layer.in_per_group - first))
-            # One place of every channel a thread: a constant step, and loads overlap.
             e = thread
             while e < width:
                 i = window_begin + e
@@ -128,7 +125,7 @@ def make_kernel(config: Config) -> Kernel:
                     xs += uint64(width)
                     ws += uint64(w_channel)
                     c = int32(c + 1)
-                # The error of a sum grows with its length.
+                # Long sums lose digits.
                 for j in range(channels):
                     total[j] += part[j]
             cuda.syncthreads()
@@ -143,7 +140,7 @@ def make_kernel(config: Config) -> Kernel:
     x, w = arguments(Signal, data=flat(stored)), arguments(Weights, data=flat(stored))
     tensors = x, w, arguments(Bias, data=strided(stored, 1)), flat(stored)
     signature = (*tensors, arguments(Layer), types.int64, types.int64)
-    min_blocks = min(32, 1024 // outputs)  # half of the threads: 64 registers each
+    min_blocks = min(32, 1024 // outputs)  # 64 registers a thread
     return Kernel("k3_shared_tile", k3_shared_tile, signature, outputs, min_blocks=min_blocks, key=repr(config))
 
 
@@ -166,7 +163,6 @@ class SharedTile(Rung):
         return None
 
     def config(self, problem, dtype, precision=None):
-        # float64 takes two registers a sum.
         return Config(dtype, channels=4 if dtype == torch.float64 else 8)
 
     def tile(self, config):

@@ -1,4 +1,4 @@
-"""The interface of a rung of the ladder."""
+"""The interface of a rung."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import Layout
 
-# Channels summed separately: the error of a sum grows with its length.
-SUM_CHANNELS = 64
+SUM_CHANNELS = 64  # summed apart: long sums lose digits
 BFLOAT16_CC = 8, 0  # the least that converts to bfloat16
 
 
@@ -26,13 +25,13 @@ class Step(NamedTuple):
 
     name: str
     kernel: Kernel
-    shared_bytes: int = 0  # dynamic, of a block
+    shared_bytes: int = 0  # dynamic
 
 
 class Rung:
     """One way to compute the forward pass, named like its file or folder.
 
-    ``name`` is the value of ``variant=``; ``idea`` its line in the list of rungs."""
+    ``name`` is a value of ``variant=``, ``idea`` a line in the list of rungs."""
 
     name: str
     idea: str
@@ -57,29 +56,29 @@ class Rung:
         return self.supports(problem, dtype, precision) or self.runs_on(device) or _lacks(device, dtype)
 
     def unsuited(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
-        """None if this rung is meant for ``problem``, which it must support, else why a lower one is preferred."""
+        """None if this rung is meant for ``problem``, which it supports, else why a lower one is preferred."""
         return None
 
     def config(self, problem: Problem, dtype: torch.dtype, precision: str | None = None):
         """The compile-time choices: a frozen dataclass, equal for equal machine code.
 
-        ``precision``: None is the fastest for the dtype."""
+        ``precision``: by default the dtype's fastest."""
         raise NotImplementedError
 
     def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):
-        """What ``run`` takes on ``device`` for contiguous tensors of torch's allocator."""
+        """The ``config`` of ``run`` on ``device``, for contiguous tensors of torch's allocator."""
         return self.config(problem, dtype, precision)
 
     def tile(self, config) -> str:
-        """The work of a block, in words."""
+        """A block's work, in words."""
         raise NotImplementedError
 
     def predicted_ms(self, problem: Problem, config, device: Device) -> float | None:
-        """Milliseconds by the cost model, without launch; None without a model that predicts them."""
+        """Milliseconds by the cost model, or None."""
         return None
 
     def tiny_configs(self, problem: Problem, dtype: torch.dtype) -> list:
-        """Configurations whose tiles show seams and tails in tiny problems, for tests."""
+        """Configurations that show seams and tails in tiny problems, for tests."""
         return [self.config(problem, dtype)]
 
     def kernel(self, config) -> Kernel:
@@ -91,7 +90,7 @@ class Rung:
         return [Step("main", self.kernel(config), self.shared_bytes(problem, config))]
 
     def shared_bytes(self, problem: Problem, config) -> int:
-        """Dynamic shared memory of a block, in bytes."""
+        """Dynamic shared memory of a block."""
         return self.kernel(config).shared_bytes
 
     def run(self, x, w, bias, y, problem: Problem, config=None, precision: str | None = None) -> None:
@@ -105,14 +104,13 @@ class Rung:
     def prepare(
         self, x: Layout, w: Layout, bias: Layout | None, y: Layout, problem: Problem, config=None, precision=None
     ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], None]:
-        """Work out ``run`` for tensors of these layouts: a function (x, w, bias, y) that launches.
+        """Prepare ``run`` for these layouts: a function (x, w, bias, y).
 
         A rung overrides ``run`` or ``prepare``; each default calls the other."""
         return lambda *tensors: self.run(*tensors, problem, config, precision)
 
 
 def _lacks(device: Device, dtype: torch.dtype) -> str | None:
-    """Why no kernel converts ``dtype`` on ``device``, or None."""
     if dtype == torch.bfloat16 and device.cc < BFLOAT16_CC:
         least, here = _version(BFLOAT16_CC), _version(device.cc)
         return f"bfloat16 needs a GPU of compute capability {least} or above, not {here}"
@@ -124,19 +122,19 @@ def _version(cc: tuple[int, int]) -> str:
 
 
 def adjacent(x: torch.Tensor) -> torch.Tensor:
-    """``x`` (N, C_in, L), or a contiguous copy if its positions are not adjacent."""
+    """``x`` (N, C_in, L), or a copy with adjacent positions."""
     return x if are_adjacent(x.shape, x.stride()) else x.contiguous()
 
 
 def are_adjacent(shape: tuple, strides: tuple) -> bool:
     """Whether positions of (N, C, L) are adjacent; ``strides`` in elements.
 
-    Rungs that load elements several times copy other inputs: with channels last each load of a warp takes a sector."""
+    Rungs that load elements several times copy other inputs, whose loads take a sector each."""
     return strides[2] in (0, 1) or shape[2] == 1
 
 
 def taking_bias(launch: Callable, bias: Layout | None) -> Callable:
-    """Adapt ``launch`` of (x, w, bias, y) to a bias that may not be contiguous; without one it gets w."""
+    """Let ``launch`` of (x, w, bias, y) take a strided bias, or none, for which it gets w."""
     if bias is None:
         return lambda x, w, bias, y: launch(x, w, w, y)
     return launch if bias.is_contiguous else lambda x, w, bias, y: launch(x, w, bias.contiguous(), y)

@@ -1,4 +1,4 @@
-"""PTX instructions that Numba lacks, by their names. Nothing else touches llvmlite."""
+"""PTX instructions that Numba lacks, by name."""
 
 from .arithmetic import larger_magnitude, nearest_integer, redux_max, sine_approx
 from .barriers import (

@@ -1,4 +1,4 @@
-"""Arithmetic: maxima, and what a sine is made of."""
+"""Maxima, and the parts of a sine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _larger_magnitude(value, other):
 
 @instruction(_larger_magnitude)
 def larger_magnitude(typingctx, value, other):
-    """The larger of ``value``, at least 0, and ``|other|``; ``value`` if ``other`` is NaN."""
+    """The larger of ``value`` (>= 0) and ``|other|``; ``value`` if ``other`` is NaN."""
 
     def codegen(context, builder, sig, args):
         text = "{ .reg .f32 magnitude; abs.f32 magnitude, $2; max.f32 $0, $1, magnitude; }"
@@ -25,7 +25,7 @@ def larger_magnitude(typingctx, value, other):
 
 @instruction(no_meaning)
 def redux_max(typingctx, value):
-    """redux.sync.max.u32: the largest number of a warp's lanes, none negative (from sm_80)."""
+    """redux.sync.max.u32: the largest of a warp's non-negative numbers (from sm_80)."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r")
@@ -34,8 +34,6 @@ def redux_max(typingctx, value):
 
 
 def _of_one(text, meaning):
-    """An instruction (float32) -> float32."""
-
     @instruction(meaning)
     def of_one(typingctx, value):
         def codegen(context, builder, sig, args):
@@ -51,6 +49,6 @@ def _sine(value):
         return np.float32(np.sin(np.float64(value)))
 
 
-# Error 2^-21 within a period; beyond it that of the period's number, relative to the angle, too.
+# Error 2^-21 within a period; beyond, plus one relative to the angle.
 sine_approx = _of_one("sin.approx.f32 $0, $1;", _sine)
 nearest_integer = _of_one("cvt.rni.f32.f32 $0, $1;", lambda value: np.rint(np.float32(value)))

@@ -1,7 +1,6 @@
-"""Barriers of threads (bar.sync) and in shared memory (mbarrier); registers of a warpgroup.
+"""Barriers: bar.sync, and mbarriers in shared memory; registers of a warpgroup.
 
-An mbarrier is eight bytes of shared memory. A phase ends when all expected threads have arrived and all announced bytes
-have landed. A wait is for the end of the phase of a given parity."""
+An mbarrier is eight bytes. Its phase ends when all threads have arrived and all announced bytes have landed."""
 
 from __future__ import annotations
 
@@ -47,5 +46,5 @@ barrier_sync.__doc__ = (
 
 
 def setmaxnreg(registers, grow):
-    """setmaxnreg.inc or .dec: each thread of the warpgroup gets ``registers``, a multiple of 8."""
+    """Each thread of the warpgroup gets ``registers``, a multiple of 8."""
     return word(f"setmaxnreg.{'inc' if grow else 'dec'}.sync.aligned.u32 {registers};")

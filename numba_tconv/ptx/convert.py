@@ -9,15 +9,13 @@ from numba import types
 from .core import asm, f32, i16, i32, instruction, no_meaning
 
 
-# The upper half of a float32; Numba sees torch's bfloat16 as uint16.
+# Numba sees torch's bfloat16 as uint16.
 def _bf16_to_f32(bits):
     return np.uint32(int(bits) << 16).view(np.float32)
 
 
 @instruction(_bf16_to_f32)
 def bf16_to_f32(typingctx, bits):
-    """The float32 with upper half ``bits``; exact."""
-
     def codegen(context, builder, sig, args):
         wide = builder.shl(builder.zext(args[0], i32), ir.Constant(i32, 16))
         return builder.bitcast(wide, ir.FloatType())
@@ -67,8 +65,6 @@ def _half_of(word, upper):
 
 @instruction(_half_of)
 def f16_to_f32(typingctx, word, upper):
-    """The float16 in ``word``'s upper or lower half, as float32."""
-
     def codegen(context, builder, sig, args):
         shift = builder.select(args[1], ir.Constant(i32, 16), ir.Constant(i32, 0))
         bits = builder.trunc(builder.lshr(args[0], shift), i16)
@@ -119,10 +115,7 @@ def _tf32_operand(value):
 
 @instruction(_tf32_operand)
 def tf32_operand(typingctx, value):
-    """``round_tf32`` for an operand, whose last 13 bits the tensor core ignores: adds half a unit of the tenth mantissa
-    bit.
-
-    NaN and infinities stay."""
+    """``round_tf32`` for tensor cores, which ignore the last 13 bits: adds half a unit of the tenth mantissa bit."""
 
     def codegen(context, builder, sig, args):
         power = builder.bitcast(builder.and_(builder.bitcast(args[0], i32), ir.Constant(i32, -0x800000)), f32)

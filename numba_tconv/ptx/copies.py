@@ -12,7 +12,7 @@ from .simulator.meanings import address
 def cp_async(elements):
     """cp.async of ``elements``: (shared, s, source, g, valid) copies source[g:] to shared[s:], or zeros.
 
-    Both addresses are multiples of the size: 4, 8 or 16 bytes. ``source`` is flat."""
+    Both addresses are multiples of the size: 4, 8 or 16 bytes."""
 
     def meaning(shared, s, source, g, valid):
         shared[s : s + elements] = source[g : g + elements] if valid else 0
@@ -22,7 +22,7 @@ def cp_async(elements):
         size = elements * shared.dtype.bitwidth // 8
         if size not in (4, 8, 16):
             raise ValueError(f"cp.async copies 4, 8 or 16 bytes, not {size}")
-        # .cg bypasses L1, for 16 bytes only.
+        # .cg, which bypasses L1, needs 16 bytes.
         text = f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global [$0], [$1], {size}, $2;"
 
         def codegen(context, builder, sig, args):
@@ -41,7 +41,7 @@ def cp_async(elements):
 
 @instruction(lambda: None)
 def cp_async_commit(typingctx):
-    """cp.async.commit_group: copies since the last commit form a group."""
+    """Copies since the last commit form a group."""
 
     def codegen(context, builder, sig, args):
         asm(builder, ir.VoidType(), [], "cp.async.commit_group;", "~{memory}")
@@ -51,7 +51,7 @@ def cp_async_commit(typingctx):
 
 
 def cp_async_wait(pending):
-    """cp.async.wait_group: at most this thread's ``pending`` newest groups stay under way."""
+    """At most this thread's ``pending`` newest groups stay under way."""
 
     @instruction(lambda: None)
     def cp_async_wait_group(typingctx):
@@ -64,7 +64,7 @@ def cp_async_wait(pending):
     return cp_async_wait_group
 
 
-# Addresses are int32, in bytes of the block's shared memory.
+# Addresses are int32, in bytes.
 @instruction(no_meaning)
 def shared_address(typingctx, shared, index):
     def codegen(context, builder, sig, args):
@@ -76,8 +76,6 @@ def shared_address(typingctx, shared, index):
 
 @instruction(no_meaning)
 def ld_shared_u16(typingctx, address):
-    """ld.shared.u16, as an int32."""
-
     def codegen(context, builder, sig, args):
         return builder.zext(asm(builder, ir.IntType(16), args, "ld.shared.u16 $0, [$1];", "=h,r,~{memory}"), i32)
 
@@ -85,9 +83,9 @@ def ld_shared_u16(typingctx, address):
 
 
 def ld_shared(count, kind):
-    """ld.shared of ``count`` (1, 2 or 4) values of Numba's ``kind``: (address) -> a tuple, or the value.
+    """ld.shared of ``count`` (1, 2 or 4) values: (address) -> a tuple, or the value.
 
-    ``kind`` is float32, int32 or, for at most two, float64."""
+    ``kind``: float32, int32 or, for at most two, float64."""
     result = types.UniTuple(kind, count)
     letter, name = {types.float32: ("f", "f32"), types.float64: ("d", "f64")}.get(kind, ("r", "b32"))
     text = f"ld.shared.v{count}.{name} {{{', '.join(f'${z}' for z in range(count))}}}, [${count}];"
@@ -108,19 +106,14 @@ def ld_shared(count, kind):
     return ld_shared_vector
 
 
-# (address, four float32), at a multiple of 16 bytes.
+# (address, values), at a multiple of their size.
 st_shared = word("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", types.int32, *[types.float32] * 4)
-# (address, float32)
 st_shared_f32 = word("st.shared.f32 [$0], $1;", types.int32, types.float32)
-# (address, two float32), at a multiple of 8 bytes.
 st_shared_v2_f32 = word("st.shared.v2.f32 [$0], {$1, $2};", types.int32, *[types.float32] * 2)
-# (address, int32)
 st_shared_b32 = word("st.shared.b32 [$0], $1;", types.int32, types.int32)
-# (address, int32): the lower half.
 st_shared_u16 = word("st.shared.u16 [$0], $1;", types.int32, types.int32)
-# (address, two int32), at a multiple of 8 bytes.
 st_shared_v2_b32 = word("st.shared.v2.b32 [$0], {$1, $2};", *[types.int32] * 3)
-# (lower half's address, upper half's, two 16-bit elements)
+# (lower half's address, upper half's, word)
 st_shared_halves = word(
     "{\n.reg .b16 low, high;\nmov.b32 {low, high}, $2;\nst.shared.b16 [$0], low;\nst.shared.b16 [$1], high;\n}",
     *[types.int32] * 3,
@@ -130,7 +123,7 @@ st_shared_halves = word(
 def cp_async_to(size):
     """cp.async of ``size`` (4 or 16) bytes: (address, source, g, used) copies ``used`` bytes, then zeros.
 
-    Both addresses are multiples of ``size``. ``source`` is flat."""
+    Both addresses are multiples of ``size``."""
     text = f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global [$0], [$1], {size}, $2;"
 
     @instruction(no_meaning)
@@ -157,15 +150,14 @@ cp_async_vector = word("cp.async.cg.shared.global [$0], [$1], 16;", types.int32,
 cp_async_vector.__doc__ = """(address, global_address): cp.async of 16 bytes, all of them; both addresses are multiples
 of 16. ``cp_async_to``, with its size told at run time, takes more instructions."""
 
-# (address, global_address): cp.async of 4 bytes, aligned.
 cp_async_word = word("cp.async.ca.shared.global [$0], [$1], 4;", types.int32, types.int64)
 
 
 @instruction(no_meaning)
 def cp_async_bulk(typingctx, address, source, g, size, barrier):
-    """cp.async.bulk: copy ``size`` bytes from ``source[g:]`` and count them at the mbarrier.
+    """Copy ``size`` bytes from ``source[g:]``, by one thread, and count them at the mbarrier.
 
-    Multiples of 16 throughout. One thread issues it."""
+    All are multiples of 16."""
     text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
 
     def codegen(context, builder, sig, args):
@@ -178,10 +170,9 @@ def cp_async_bulk(typingctx, address, source, g, size, barrier):
 
 @instruction(no_meaning)
 def cp_async_bulk_store(typingctx, target, index, address, size):
-    """cp.async.bulk: copy ``size`` bytes from shared memory to ``target[index:]``.
+    """Copy ``size`` bytes from shared memory to ``target[index:]``, by one thread, in its next bulk group.
 
-    Multiples of 16 throughout. Threads that wrote the bytes first call ``fence_async`` and meet at a barrier. One
-    thread issues the store, which belongs to its next bulk group."""
+    All are multiples of 16. Threads that wrote the bytes first call ``fence_async`` and meet at a barrier."""
     text = "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"
 
     def codegen(context, builder, sig, args):
@@ -202,14 +193,14 @@ fence_async.__doc__ = """(): what this thread has written to shared memory is se
 
 
 def cp_async_bulk_wait_read(pending):
-    """cp.async.bulk.wait_group.read: all but the ``pending`` newest groups have read shared memory."""
+    """All but the ``pending`` newest bulk groups have read shared memory."""
     return word(f"cp.async.bulk.wait_group.read {pending};")
 
 
 def take(offsets, stride, cases):
     """(values, local, case): ``values[z] = local[offsets[z] + case * stride]`` for ``case`` below ``cases``.
 
-    A switch: an array indexed at run time lies in local memory."""
+    A switch keeps ``local`` in registers."""
 
     def meaning(values, local, case):
         for z, offset in enumerate(offsets):

@@ -1,6 +1,4 @@
-"""How a PTX instruction becomes a function: the only place that knows llvmlite's asm.
-
-Each has a meaning in Python, for the CUDA simulator (NUMBA_ENABLE_CUDASIM=1)."""
+"""How a PTX instruction becomes a function, with a meaning for the simulator (NUMBA_ENABLE_CUDASIM=1)."""
 
 from __future__ import annotations
 
@@ -32,7 +30,6 @@ def instruction(meaning):
 
 
 def no_meaning(*arguments):
-    """What the simulator cannot play: instructions of a warp and of the copy engine."""
     raise NotImplementedError("the CUDA simulator has no tensor cores, no asynchronous barriers and no copy engine")
 
 
@@ -42,7 +39,7 @@ def item(context, builder, array_type, array, index):
 
 
 def asm(builder, result, arguments, text, constraints):
-    """Inline assembly; ``$0``, ``$1``, ... in ``text`` are results, then arguments."""
+    """Inline assembly; ``$0``, ``$1``, ... are results, then arguments."""
     function = ir.FunctionType(result, [a.type for a in arguments])
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), arguments)
 
@@ -107,7 +104,7 @@ def repeated(function, count):
 
 @instruction(no_meaning)
 def elected(typingctx):
-    """elect.sync: true in one lane of the warp, so that copy-engine instructions need no loop over lanes."""
+    """elect.sync: true in one lane. Copy-engine instructions then need no loop over lanes."""
 
     def codegen(context, builder, sig, args):
         text = "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
@@ -122,7 +119,7 @@ nounroll.__doc__ = """(): what the loop whose body begins so stays, a loop."""
 
 @instruction(lambda value: value)
 def recomputed(typingctx, value):
-    """The int32 ``value``, opaque: nothing computed from it stays in registers across loops."""
+    """The int32 ``value``, opaque: nothing computed from it stays in registers."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "mov.b32 $0, $1;", "=r,r")

@@ -1,7 +1,7 @@
 """Tensor-core products: mma.sync of a warp (from sm_80), wgmma of four (sm_90a).
 
-common/tensor_core/fragments.py says which lane holds what. An operand register is an int32: a float32 for tf32, of
-which the upper 19 bits count, or two 16-bit elements, the one of smaller k in the lower half."""
+common/tensor_core/fragments.py says which lane holds what. An operand register is an int32: a tf32 number, or two
+16-bit elements, the one of smaller k in the lower half."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def opaque(typingctx, value):
 
 
 def _accumulate(context, builder, array_type, array, at, count, text, constraints, operands, kind=f32):
-    """Run ``text`` in place on ``count`` accumulators of a local array from ``at`` on."""
+    """Run ``text`` on ``count`` accumulators from ``at`` on."""
     data = context.make_array(array_type)(context, builder, array).data
     slots = [builder.gep(data, [builder.add(at, ir.Constant(i64, z))]) for z in range(count)]
     struct = ir.LiteralStructType([kind] * count)
@@ -36,9 +36,9 @@ def _accumulate(context, builder, array_type, array, at, count, text, constraint
 
 
 def mma(kind):
-    """mma.sync m16n8 in ``kind`` (tf32, f16, bf16): (acc, at, a, a_at, b0, b1) adds A B to acc[at:at+4].
+    """m16n8 in ``kind`` (tf32, f16, bf16): (acc, at, a, a_at, b0, b1) adds A B to acc[at:at+4].
 
-    The local int32 array ``a`` holds the lane's four registers of A from ``a_at`` on."""
+    The local int32 array ``a`` holds the lane's A from ``a_at`` on."""
     k = DEPTH[kind]
     text = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind}.{kind}.f32 "
     text += "{$0,$1,$2,$3}, {$8,$9,$10,$11}, {$12,$13}, {$4,$5,$6,$7};"
@@ -59,10 +59,10 @@ def mma(kind):
 
 
 def mma_f64(depth):
-    """mma.sync m16n8k``depth`` in float64: (acc, at, a, a_at, b, b_at) adds A B to acc[at:at+4].
+    """m16n8k``depth`` in float64: (acc, at, a, a_at, b, b_at) adds A B to acc[at:at+4].
 
     ``depth`` is 4 or 8 (from sm_90), or 0: m16n8k4 as two m8n8k4 (from sm_80). Local arrays hold the lane's registers:
-    ``a`` two for every four of k from ``a_at`` on, ``b`` one from ``b_at`` on."""
+    ``a`` two for every four of k, ``b`` one."""
     fours = max(1, depth // 4)
     if depth:
         c, a = "{$0,$1,$2,$3}", ",".join(f"${8 + z}" for z in range(2 * fours))
@@ -71,7 +71,7 @@ def mma_f64(depth):
     else:
         half = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 "
         text = half + "{$0,$1}, {$8}, {$10}, {$4,$5}; " + half + "{$2,$3}, {$9}, {$10}, {$6,$7};"
-    early = "=d" if depth else "=&d"  # of two instructions the first writes sums before the second reads its own
+    early = "=d" if depth else "=&d"  # the first of two writes before the second reads
     constraints = ",".join([early] * 4 + ["d"] * (4 + 3 * fours))
 
     @instruction(no_meaning)
@@ -92,7 +92,7 @@ def mma_f64(depth):
 
 
 def wgmma(kind, n):
-    """wgmma.mma_async m64 n``n`` in ``kind``, A from registers, B from shared memory.
+    """m64 n``n`` in ``kind``, A from registers, B from shared memory.
 
     (acc, at, a0, a1, a2, a3, descriptor, add) adds A B to acc[at:at+n/2], or overwrites it if ``add`` is 0. Leave
     accumulators and operands alone between ``wgmma_fence`` and ``wgmma_wait``."""
@@ -127,27 +127,27 @@ wgmma_commit.__doc__ = """(): the wgmma issued since the last commit form a grou
 
 
 def wgmma_wait(pending):
-    """wgmma.wait_group: at most the ``pending`` newest groups stay under way."""
+    """At most the ``pending`` newest groups stay under way."""
     return word(f"wgmma.wait_group.sync.aligned {pending};")
 
 
 def wgmma_descriptor(address, leading, stride):
-    """Descriptor of a K-major operand, not swizzled: bytes between core matrices along k, and along n.
+    """Descriptor of an unswizzled K-major operand: bytes between core matrices along k, and along n.
 
-    A core matrix is 8 rows of 16 bytes. All are multiples of 16 bytes."""
+    A core matrix is 8 rows of 16 bytes. All are multiples of 16."""
     return (address >> 4 & 0x3FFF) | (leading >> 4) << 16 | (stride >> 4) << 32
 
 
 def swizzled_descriptor(address):
     """Descriptor of a K-major operand of rows of 128 bytes in the copy engine's swizzle.
 
-    Eight rows begin at a multiple of 1,024 bytes: ``address``, plus 32 bytes for each earlier product."""
+    ``address``: a multiple of 1,024, plus 32 for each earlier product."""
     return (address >> 4 & 0x3FFF) | 1 << 16 | (1024 >> 4) << 32 | 1 << 62
 
 
 @instruction(no_meaning)
 def prmt(typingctx, a, b, selector):
-    """prmt.b32: four bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by hex digits; from 8 on, a repeated top bit."""
+    """Four bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by hex digits; from 8 on, a repeated top bit."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")

@@ -1,7 +1,6 @@
-"""Copies by tensor map: boxes of a tensor, with zeros beyond its ends.
+"""Copies of boxes by tensor map, with zeros beyond the tensor.
 
-A map is 128 opaque bytes, made by the host (kernels/common/tensor_map.py), changed in shared memory and used from
-global memory."""
+A map is 128 bytes, made by the host (kernels/common/tensor_map.py), changed in shared and used from global memory."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ tensormap_replace_address.__doc__ = """(map in shared memory, address of the ten
 
 
 def tensormap_replace_size(dimension):
-    """tensormap.replace.tile.global_dim: (map in shared memory, size in ``dimension``)."""
+    """(map in shared memory, size in ``dimension``)."""
     return word(f"tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [$0], {dimension}, $1;", i32, i32)
 
 

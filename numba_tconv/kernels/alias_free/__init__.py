@@ -1,1 +1,1 @@
-"""The alias-free activation: up-sampling, activation and down-sampling in one kernel."""
+"""The alias-free activation in one kernel."""

@@ -1,4 +1,4 @@
-"""The activations between the filters, as device functions (u, row constants) -> value."""
+"""Activations as device functions (u, constants) -> value."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ SQUARED_SINE = (
     42.7269287109375,
     -32.469661712646484,
     9.869604110717773,
-)  # of sin^2(pi*t)/t^2 for |t| <= 1/2 by powers of t^2, highest first
+)  # of sin^2(pi*t)/t^2, |t| <= 1/2, by t^2, highest first
 
 
 def make_constants(dtype: torch.dtype, log_scale: bool) -> Callable:
-    """(constants, alpha, beta): what a row's Snake needs.
-
-    The angle of a unit, counted in half periods in float32; 1/(b + 1e-9).
-    """
+    """(constants, alpha, beta): half periods (float32) or radians a unit, and 1/(b + 1e-9)."""
     unit = math.pi if dtype == torch.float32 else 1.0
     real = float64 if dtype == torch.float64 else float32
 
@@ -41,7 +38,7 @@ def make_constants(dtype: torch.dtype, log_scale: bool) -> Callable:
 
 @device_function
 def snake(u, constants):
-    """In float32. An angle that float32 cannot tell from a multiple of pi counts as one."""
+    """In float32; an angle rounds to a multiple of pi where float32 cannot tell them apart."""
     turns, inverse = constants
     phase = u * turns
     t = phase - nearest_integer(phase)

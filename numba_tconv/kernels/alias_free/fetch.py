@@ -1,4 +1,4 @@
-"""A tile's part of a row, from global to shared memory."""
+"""A tile's part of a row, copied to shared memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from numba_tconv.runtime.elements import Element
 def make_fetch(element: Element, count: int, threads: int, pad: int) -> Callable:
     """(shared, signal, source, first, length): ``shared[i]`` is sample ``first + i`` for i below ``count``.
 
-    ``source``: index of the row's sample 0 in the ``signal``'s data. Samples before and after the row repeat its ends
-    ``pad`` times and are zero beyond.
-    """
+    ``source``: index of the row's sample 0. A row's ends are repeated ``pad`` times, with zeros beyond."""
     load, accumulator = element.load, element.accumulator
     loads = -(-count // threads)
 

@@ -1,4 +1,4 @@
-"""Which products a thread adds up: a filter between zeros (``Up``) and a filter with steps (``Down``)."""
+"""A thread's products: a filter between zeros (``Up``), and one with steps (``Down``)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from functools import cached_property
 class Up:
     """A filter between zeros: up-sample ``m`` takes taps ``k`` of samples ``j`` with ``j*ratio + k = m + shift``.
 
-    A thread makes the up-samples of ``run`` positions from a window of samples; up-samples ``ratio * j`` to
-    ``ratio * j + ratio - 1`` belong to position ``j``. ``vector``: samples that are loaded at once.
+    A thread has ``run`` positions; up-sample ``m`` belongs to position ``m // ratio``. ``vector``: samples of a load.
     """
 
     taps: int
@@ -19,7 +18,7 @@ class Up:
     shift: int
     run: int
     vector: int
-    spare: int = 0  # samples of the window before the needed ones
+    spare: int = 0  # samples before the needed ones
 
     @cached_property
     def needed(self) -> int:
@@ -36,12 +35,12 @@ class Up:
 
     @cached_property
     def window(self) -> int:
-        """Samples of a thread's window, in whole vectors."""
+        """Samples of a thread, in whole vectors."""
         return whole(self.run + self.before + self.after, self.vector)
 
     @cached_property
     def products(self) -> tuple:
-        """(value, tap, place in the window); values are ordered by phase, then by position."""
+        """(value, tap, place in the window); values by phase, then by position."""
         return tuple(
             (p * self.run + z, k, z + (p + self.shift - k) // self.ratio + self.before)
             for k in range(self.taps)
@@ -55,9 +54,8 @@ class Up:
 class Down:
     """A filter with steps: output ``o`` takes taps ``k`` of up-samples ``o*ratio + k - shift``.
 
-    Up-sample ``n`` of a tile is entry ``n // ratio`` of plane ``n % ratio``. A tile's output ``o`` begins ``lead``
-    up-samples after ``o*ratio``. A thread makes ``run`` outputs from a window of each plane.
-    """
+    Up-sample ``n`` of a tile is entry ``n // ratio`` of plane ``n % ratio``. The tile's output ``o`` begins at
+    up-sample ``o*ratio + lead``. A thread has ``run`` outputs."""
 
     taps: int
     ratio: int
@@ -67,12 +65,12 @@ class Down:
 
     @cached_property
     def reach(self) -> int:
-        """Entries of a plane after its own that an output needs."""
+        """Entries after its own that an output needs."""
         return (self.taps - 1 + self.lead) // self.ratio
 
     @cached_property
     def window(self) -> int:
-        """Entries of each plane in a thread's window, in whole vectors."""
+        """Entries of each plane for a thread, in whole vectors."""
         return whole(self.run + self.reach, self.vector)
 
     @cached_property
@@ -86,5 +84,4 @@ class Down:
 
 
 def whole(count: int, vector: int) -> int:
-    """``count`` rounded up to whole vectors."""
     return -(-count // vector) * vector

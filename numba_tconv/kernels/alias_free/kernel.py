@@ -1,10 +1,7 @@
-"""The kernel of the alias-free activation: x is read once and y written once.
+"""The kernel of the alias-free activation (kernels/README.md).
 
-    x --> samples (shared) --window--> up-samples, activated (registers) --> planes (shared) --windows--> y
-
-A thread makes the up-samples of ``run`` neighbouring positions, then ``run`` neighbouring outputs. Planes hold every
-``down_ratio``-th up-sample. Shared memory moves in vectors, taps too: registers hold one filter at a time.
-"""
+A thread makes the up-samples of ``run`` positions, then ``run`` outputs. Planes hold every ``down_ratio``-th up-sample.
+Taps are loaded in every tile: registers hold one filter at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from . import activation
 from .filters import whole
 from .tile import Config
 
-FAR = 1024  # added before a division, so that no dividend is negative
+FAR = 1024  # keeps dividends positive
 
 
 class Sizes(NamedTuple):
@@ -43,10 +40,7 @@ class Sizes(NamedTuple):
 
 
 def make_fetch(config: Config) -> Callable:
-    """(samples, x, source, first, length): a tile's samples, from the row's sample ``first`` on.
-
-    ``source``: index of the row's sample 0 in x. Samples beyond the row repeat its ends ``pad`` times, then are zero.
-    """
+    """(samples, x, source, first, length): as fetch.make_fetch, in aligned vectors."""
     element, c = ELEMENTS[config.dtype], config
     load, storage, accumulator = element.load, element.storage, element.accumulator
     vector, lanes, threads, samples, pad, reads_zeros = (
@@ -168,7 +162,7 @@ def make_kernel(config: Config) -> Kernel:
             begin = int32((chunk * passes + int32(turn)) * outputs - shift)
             if begin >= out_length:
                 break
-            # Positions of the tile, and the up-sample that is entry 0 of plane 0.
+            # The first position, and the up-sample of entry 0.
             if same_ratio:
                 first = int32(begin - early)
                 origin = int32(first * up_ratio)
@@ -197,11 +191,11 @@ def make_kernel(config: Config) -> Kernel:
 
             if origin < 0 or int32(origin + positions * up_ratio) > up_length:
                 cuda.syncthreads()
-                last = int32(-origin)  # the row's first up-sample
+                last = int32(-origin)
                 if last > 0:
                     for n in range(thread, last, threads):
                         planes[entry(n)] = planes[entry(last)]
-                last = int32(up_length - 1 - origin)  # and its last
+                last = int32(up_length - 1 - origin)
                 for n in range(last + 1 + thread, min(last + 1 + last_reach, ends), threads):
                     planes[entry(n)] = planes[entry(last)]
             cuda.syncthreads()

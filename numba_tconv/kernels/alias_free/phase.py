@@ -1,4 +1,4 @@
-"""Sines and cosines of a*u: the phase in half periods, less the nearest integer, and a polynomial of its square."""
+"""Sines and cosines of a*u: polynomials of its distance from the nearest whole number of half periods."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numba import cuda, float32, float64
 
 from numba_tconv.ptx import device_function
 
-# Adding it rounds a number that is smaller by two bits to an integer: 1.5 * 2^(bits of a mantissa).
+# Adding it rounds a smaller number to an integer.
 ROUND, WIDE_ROUND = 1.5 * 2.0**23, 1.5 * 2.0**52
-MOST_TURNS, WIDE_MOST_TURNS = 2.0**20, 2.0**50  # half periods that are reduced in the accumulator's type
-REST_OF_PI = 1.967867667518249e-17  # below the last bit of 1/pi: 1/pi = float64(1/pi) - REST_OF_PI
-# By powers of t^2, highest first.
+MOST_TURNS, WIDE_MOST_TURNS = 2.0**20, 2.0**50  # half periods that ``near`` reduces
+REST_OF_PI = 1.967867667518249e-17  # 1/pi = float64(1/pi) - REST_OF_PI
+# By t^2, highest first.
 SINE = (0.07755863666534424, -0.5982412099838257, 2.550069570541382, -5.167709827423096, 3.1415927410125732)
 COSINE = (-0.024396715685725212, 0.23493756353855133, -1.3352121114730835, 4.058709144592285, -4.934802055358887, 1.0)
 WIDE_SINE = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for k in reversed(range(12)))
@@ -23,10 +23,9 @@ WIDE_COSINE = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k) for k
 
 
 class Trigonometry(NamedTuple):
-    """Device functions of one accumulator's type. t is a*u in half periods, less the nearest integer.
+    """Device functions of an accumulator's type; t is a*u in half periods, less the nearest integer.
 
-    ``constants`` are a row's: the half periods per unit in two parts, 1/(b + 1e-9), the largest |u| of ``near``.
-    """
+    A row's ``constants``: half periods a unit in two parts, 1/(b + 1e-9), the largest |u| of ``near``."""
 
     fill: Callable  # (constants, a, b), both float64
     near: Callable  # (u, constants) -> t
@@ -60,7 +59,7 @@ def trigonometry(wide: bool) -> Trigonometry:
     @device_function
     def far(u, constants):
         if wide:
-            # Beyond, whole periods lie between neighbouring numbers.
+            # Beyond, neighbours lie whole periods apart.
             return near(u, constants) if abs(u) <= constants[3] else real(0)
         whole = float64(u) * (float64(constants[0]) + float64(constants[1]))
         return real(whole - math.floor(whole + 0.5))
@@ -75,7 +74,6 @@ def trigonometry(wide: bool) -> Trigonometry:
 
 
 def _polynomial(factors: tuple, odd: bool, real) -> Callable:
-    """The polynomial of t^2, times t if it is ``odd``."""
     others = len(factors) - 1
 
     @device_function

@@ -15,12 +15,12 @@ from numba_tconv.runtime.kernel import alike
 from .kernel import Sizes, make_kernel
 from .tile import Config, choose, tiles_of
 
-MOST_LENGTH = 2**28  # of a row, counted in 32 bits with all its up-samples
+MOST_LENGTH = 2**28  # with all up-samples in 32 bits
 MOST_BLOCKS = 2**31 - 1
 
 
 def reason(sizes: AliasFree, config: Config) -> str | None:
-    """Why no launch computes ``sizes``; None if one does."""
+    """Why no launch computes ``sizes``, or None."""
     if sizes.length > MOST_LENGTH:
         return f"it takes rows of up to {MOST_LENGTH} samples"
     if sizes.rows * tiles_of(sizes, config)[1] > MOST_BLOCKS:
@@ -29,17 +29,15 @@ def reason(sizes: AliasFree, config: Config) -> str | None:
 
 
 def steps(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: bool = True) -> list[Step]:
-    """What ``prepare``'s function launches."""
     return [Step("main", make_kernel(choose(sizes, dtype, activation, log_scale)))]
 
 
 @lru_cache(maxsize=1024)
 def prepare(sizes: AliasFree, strides: tuple, config: Config) -> Callable[..., None]:
-    """A function (x, up_filter, down_filter, alpha, beta, y) that launches.
+    """A launch of (x, up_filter, down_filter, alpha, beta, y).
 
-    x (N, C, L) has ``strides``; the filters, alpha and beta are contiguous (any tensor of the dtype where there is
-    none); y is contiguous and begins at a multiple of 32 bytes.
-    """
+    x (N, C, L) has ``strides``; filters, alpha and beta are contiguous, for none any tensor of the dtype; y is
+    contiguous from a multiple of 32 bytes."""
     passes, blocks = tiles_of(sizes, config)
     dtype, channels = config.dtype, sizes.channels
     return make_kernel(config).prepare(

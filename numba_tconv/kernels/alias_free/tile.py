@@ -1,4 +1,4 @@
-"""Tiles of the alias-free activation: ``Config`` fixes the machine code."""
+"""Tiles of the alias-free activation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .filters import Down, Up, whole
 
-ENOUGH_BLOCKS = 2048  # several for every place on a large GPU, before blocks take more tiles
+ENOUGH_BLOCKS = 2048  # before blocks take more tiles
 MOST_PASSES = 4
 THREADS = (32, 64, 128)
-MOST_NUMBERS = 32  # up-samples and samples of a thread's window, float32, that 64 registers hold
-RESIDENT_THREADS = 1280  # of a multiprocessor, with 48 registers each
+MOST_NUMBERS = 32  # up-samples and samples of a thread, in 64 registers
+RESIDENT_THREADS = 1280  # with 48 registers each
 MOST_BLOCKS_RESIDENT = 32
 
 
 @dataclass(frozen=True)
 class Config:
-    """A tile is the up-samples of ``threads * run`` positions of a row, ``run`` a thread, and the outputs they give."""
+    """A tile is ``threads * run`` positions of a row, and the outputs that their up-samples give."""
 
     dtype: torch.dtype
     up_taps: int
@@ -34,17 +34,16 @@ class Config:
     activation: str
     log_scale: bool = True
     threads: int = 128
-    vectors: int = 2  # of positions, then of outputs, of a thread: 1, 2, 4 or 8
+    vectors: int = 2  # of a thread: 1, 2, 4 or 8
     min_blocks: int = 1
 
     @cached_property
     def sizes(self) -> AliasFree:
-        """The index formula; its batch, channels and length have no meaning."""
+        """The index formula, without batch, channels and length."""
         return AliasFree(1, 1, 1, self.up_taps, self.down_taps, self.up_ratio, self.down_ratio)
 
     @cached_property
     def vector(self) -> int:
-        """Accumulators in 16 bytes."""
         return 128 // ELEMENTS[self.dtype].accumulator.bitwidth
 
     @cached_property
@@ -54,12 +53,11 @@ class Config:
 
     @cached_property
     def lanes(self) -> int:
-        """Elements in 16 bytes of x."""
         return 16 // self.dtype.itemsize
 
     @cached_property
     def aligned(self) -> int:
-        """Outputs in a sector, at a multiple of which each tile begins in memory."""
+        """Outputs in a sector; tiles begin on sectors."""
         return SECTOR // self.dtype.itemsize
 
     @cached_property
@@ -78,32 +76,30 @@ class Config:
 
     @cached_property
     def early(self) -> int:
-        """Positions of a tile before its first output's."""
+        """Positions before the first output's."""
         return (self.sizes.down_shift + self.lead) // self.down_ratio
 
     @cached_property
     def reads_zeros(self) -> bool:
-        """Whether up-samples of a row need samples beyond its repeated ends."""
+        """Whether up-samples need more than a row's repeated ends."""
         return max(self.up.needed, self.up.after) > self.sizes.pad
 
     @cached_property
     def positions(self) -> int:
-        """Positions of a tile."""
         return self.threads * self.run
 
     @cached_property
     def samples(self) -> int:
-        """Samples of a tile in shared memory: whole vectors of x."""
         return whole(self.positions - self.run + self.up.window, self.lanes)
 
     @cached_property
     def lead(self) -> int:
-        """Up-samples of a tile before the first that its first output needs."""
+        """Up-samples before the first output's."""
         return -self.sizes.down_shift % self.down_ratio if self.same_ratio else 0
 
     @cached_property
     def outputs(self) -> int:
-        """Outputs of a tile: whole sectors."""
+        """In whole sectors."""
         if self.same_ratio:
             most = self.positions - self.down.reach
         else:
@@ -112,33 +108,30 @@ class Config:
 
     @cached_property
     def entries(self) -> int:
-        """Entries of a plane: up-sample ``n`` of a tile is entry ``n // down_ratio`` of plane ``n % down_ratio``."""
         written = self.positions * self.up_ratio // self.down_ratio + 1
         read = whole(self.outputs, self.run) - self.run + self.down.window
         return whole(max(self.positions if self.same_ratio else written, read), self.vector)
 
     @cached_property
     def plane(self) -> int:
-        """Accumulators from one plane to the next."""
         return self.room(self.entries)
 
     def room(self, count: int) -> int:
-        """Accumulators that the places of ``count`` entries take."""
+        """Accumulators that ``count`` entries take."""
         return whole(count, 8 * self.vector)
 
     @cached_property
     def place(self) -> Callable[[int], int]:
-        """Where entry i of a row or plane lies in shared memory, for Python and for the kernel.
+        """Where entry i of a row or plane lies in shared memory.
 
-        Threads load vectors that lie ``vectors`` apart. Exchanged within each 128 bytes, they come from all banks.
-        """
+        Vectors are exchanged within 128 bytes, so that threads' loads come from all banks."""
         vector, block, most = self.vector, 8 * self.vector, self.vectors - 1
         return lambda i: i ^ type(i)((i // type(i)(block) & type(i)(most)) * type(i)(vector))
 
 
 @lru_cache(maxsize=1024)
 def choose(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: bool) -> Config:
-    """The smallest block that holds a row, otherwise the largest."""
+    """The smallest block that holds a row, else the largest."""
     for threads in THREADS:
         config = Config(dtype, *sizes[3:], activation, log_scale, threads)
         if config.outputs >= sizes.out_length + config.aligned:
@@ -149,7 +142,7 @@ def choose(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: boo
 
 
 def tiles_of(sizes: AliasFree, config: Config) -> tuple[int, int]:
-    """Tiles of a block, and blocks of a row. A row that begins inside a sector has a tile that begins before it."""
+    """Tiles of a block, and blocks of a row. A tile begins before a row that begins inside a sector."""
     ahead = 0 if sizes.out_length % config.aligned == 0 else config.aligned - 1
     tiles = -(-(sizes.out_length + ahead) // config.outputs)
     passes = max(1, min(MOST_PASSES, tiles, sizes.rows * tiles // ENOUGH_BLOCKS))

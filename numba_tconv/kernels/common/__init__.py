@@ -1,1 +1,1 @@
-"""What several rungs share."""
+"""Shared by several rungs."""

@@ -21,7 +21,7 @@ class Signal(NamedTuple):
 
 
 class PlacedSignal(NamedTuple):
-    """A Signal that is read in vectors of 16 bytes."""
+    """A Signal read in vectors of 16 bytes."""
 
     data: object
     offset: int  # elements from a multiple of 16 bytes
@@ -40,14 +40,14 @@ class Weights(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """A bias (C_out,), or any tensor of its type if there is none."""
+    """A bias (C_out,); without one, any tensor of its type."""
 
     data: object
     exists: bool
 
 
 class Layer(NamedTuple):
-    """A problem's sizes, and the progression of an output's taps (formula/taps.py)."""
+    """A problem's sizes, and the progression of an output's taps."""
 
     length: int
     in_per_group: int
@@ -72,12 +72,12 @@ def layer_of(problem: Problem) -> Layer:
 
 
 def arguments(fields: type, **tensors: types.Type) -> types.BaseTuple:
-    """The Numba type of ``fields``, a NamedTuple: ``tensors`` by name, all others int64."""
+    """Numba's type of ``fields``: ``tensors`` by name, the others int64."""
     return named(fields, **(dict.fromkeys(fields._fields, types.int64) | tensors))
 
 
 def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
-    """Build ``fields`` from ``others``, and from the problem's sizes of the same names."""
+    """``fields`` from ``others``, then from the problem's sizes."""
     return fields(*(others[name] if name in others else getattr(problem, name) for name in fields._fields))
 
 

@@ -1,4 +1,4 @@
-"""Division in 32 bits: GPUs lack a 64-bit division."""
+"""Division in 32 bits, because GPUs lack a 64-bit one."""
 
 from numba import int32, uint32
 

@@ -1,4 +1,4 @@
-"""Weights in a rung's order of reading: packed in every call, or kept by a frozen layer."""
+"""Weights in a rung's order: packed in every call, or kept by a frozen layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numba_tconv.runtime.layout import Layout, room
 
 
 class Packing:
-    """How weights of layout ``weights`` are packed. Made by ``unique``."""
+    """How weights laid out as ``weights`` are packed; made by ``unique``."""
 
     weights: Layout
     size: int
@@ -25,7 +25,7 @@ class Packing:
         return room((self.size,), self.weights.dtype, self.weights.index)
 
     def __call__(self, w: torch.Tensor) -> torch.Tensor:
-        """Pack ``w`` (C_in, C_out/groups, K) on the current stream; returns ``size`` elements."""
+        """Pack ``w`` (C_in, C_out/groups, K) on the current stream."""
         packed = self.room()
         self.launch(w, packed)
         return packed
@@ -62,7 +62,6 @@ class FrozenWeights:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the packed weights."""
         return sum(one.weights.nbytes for one in list(self._packings.kept.values()))
 
 

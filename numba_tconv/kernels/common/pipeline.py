@@ -1,6 +1,6 @@
-"""A ring of stages in shared memory, the pipeline of warp-specialised kernels.
+"""A ring of stages in shared memory.
 
-Each stage has two mbarriers, full and empty, whose phases alternate between parities 0 and 1."""
+A stage has two mbarriers, full and empty, whose phases alternate between parities 0 and 1."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numba import int32
 
 from numba_tconv.ptx import device_function, mbarrier_arrive, mbarrier_init, mbarrier_wait
 
-BARRIER = 8  # bytes of an mbarrier
+BARRIER = 8  # bytes
 FULL, EMPTY = 0, 1  # a producer's first wait ends at once
 
 
 class Pipe(NamedTuple):
-    """Shared addresses of the first stage's barriers; the others follow."""
+    """Shared addresses of the first stage's barriers."""
 
     full: int
     empty: int
@@ -23,7 +23,7 @@ class Pipe(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A turn at a stage, with the parity to wait for: FULL for a consumer's first, EMPTY for a producer's."""
+    """A turn at a stage, and the parity to wait for: first FULL for a consumer, EMPTY for a producer."""
 
     stage: int
     parity: int
@@ -31,7 +31,7 @@ class Slot(NamedTuple):
 
 @device_function
 def init_stage(pipe, stage, fills, releases):
-    """Initialise a stage, in one thread: ``fills`` arrivals make it full, ``releases`` empty."""
+    """By one thread: ``fills`` arrivals make a stage full, ``releases`` empty."""
     mbarrier_init(pipe.full + BARRIER * stage, fills)
     mbarrier_init(pipe.empty + BARRIER * stage, releases)
 
@@ -43,7 +43,7 @@ def wait_full(pipe, slot):
 
 @device_function
 def release(pipe, stage):
-    """Arrive for this thread, or its warp: the stage has been read."""
+    """This thread, or its warp, has read the stage."""
     mbarrier_arrive(pipe.empty + BARRIER * stage)
 
 

@@ -1,7 +1,7 @@
 """Tiles of sums in registers, on CUDA cores: sizes, and the order of products.
 
 A register bank reads one operand a clock, unless it is kept from the product before. So rows are multiplied forth and
-back, and ``exchanged`` sums lie in the other bank than their columns."""
+back, and ``exchanged`` sums lie in another bank than their columns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class WarpTile(ThreadTile):
 
     @property
     def exchanged(self) -> bool:
-        """Whether neighbouring sums change banks."""
         return self.thread_n <= 8
 
     @property
@@ -61,7 +60,7 @@ class WarpTile(ThreadTile):
 
 @cache
 def make_sums(thread_n: int, vector: int, exchanged: bool):
-    """Build two device functions on the sums ``acc``, in rows of ``thread_n`` columns.
+    """Build two functions on the sums ``acc``, in rows of ``thread_n`` columns.
 
     * ``add_products(acc, ws, xs, m, at)`` adds ``ws[m]`` times the columns from ``xs[at]`` on.
     * ``copy_sums(values, acc, m, n)`` copies ``vector`` sums of row ``m`` from column ``n`` on."""

@@ -1,4 +1,4 @@
-"""Copies whose rows begin at multiples of 16 bytes, as the copy engine needs them. A thread makes 16 bytes."""
+"""Copies whose rows begin at multiples of 16 bytes, for the copy engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 class Result(NamedTuple):
     data: object
-    vectors: int  # of 16 bytes, a row
+    vectors: int  # a row
     layer_rows: int
     rows: int
 
@@ -90,7 +90,7 @@ def _prepared(
 
 
 def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
-    """Copy a tensor (outer, inner, L) of any strides to a contiguous (outer, inner, ``pitch``), on the current stream.
+    """Copy (outer, inner, L) of any strides to a contiguous (outer, inner, ``pitch``), on the current stream.
 
     Element e of a row is the tensor's element ``e + first``, or zero. ``pitch``: elements, a multiple of 16 bytes."""
     x = Layout.of(tensor)
@@ -101,7 +101,7 @@ def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
 
 
 def to_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy (N, C, L) to rows that begin at multiples of 16 bytes."""
+    """Copy (N, C, L) to aligned rows."""
     length = tensor.shape[2]
     return copied(tensor, row_pitch(length, tensor.element_size()))[:, :, :length]
 

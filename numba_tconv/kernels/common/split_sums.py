@@ -1,6 +1,6 @@
 """Split-K over input channels, for problems whose tiles are too few to fill a GPU.
 
-The split is a grouped problem on the same tensors, with partial sums as float32 outputs. A second kernel adds them in a
+The split is a grouped problem on the same tensors, with float32 partial sums as outputs. A second kernel adds them in a
 fixed order, adds the bias and converts."""
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from numba_tconv.runtime.layout import room
 
 from .arguments import Bias, arguments
 
-# Rounded up to a divisor of the channels, at most to the double.
+# Rounded up to divisors of the channels.
 PARTS = 2, 3, 4, 6, 8, 12, 16
 FEWEST_CHANNELS = 16
 SECOND_LAUNCH = 0.0031  # ms
 SUM_BANDWIDTH = 1.64e9  # bytes a millisecond
-LEAST_GAIN = 0.0015  # ms: about a model's error
+LEAST_GAIN = 0.0015  # ms, a model's error
 THREADS = 128
 VECTOR = 4
 BATCH = 4  # parts in flight
@@ -43,7 +43,7 @@ def split(problem: Problem, splits: int) -> Problem:
 
 
 def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
-    """Estimated milliseconds of the second stage; an output has ``itemsize`` bytes."""
+    """Estimated milliseconds of the second stage; outputs have ``itemsize`` bytes."""
     if splits == 1:
         return 0.0
     moved = 4 * partial_sums(problem, splits) + itemsize * partial_sums(problem, 1)
@@ -51,7 +51,6 @@ def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
 
 
 def numbers_of_parts(problem: Problem) -> list[int]:
-    """Possible numbers of parts above one."""
     channels = problem.in_channels_per_group
     nearest = (next((d for d in range(parts, 2 * parts + 1) if channels % d == 0), channels) for parts in PARTS)
     fitting = (d for d in nearest if channels // d >= FEWEST_CHANNELS and partial_sums(problem, d) <= MOST_SUMS)
@@ -59,7 +58,7 @@ def numbers_of_parts(problem: Problem) -> list[int]:
 
 
 def worthwhile(problem: Problem, share: float, rounds: int = 2) -> list[int]:
-    """Numbers of parts up to the first that fills the GPU ``rounds`` times; one part fills ``share`` of it."""
+    """Numbers of parts up to the first that fills the GPU ``rounds`` times; one fills ``share`` of it."""
     parts = numbers_of_parts(problem)
     enough = next((z for z, splits in enumerate(parts) if splits * share >= rounds), len(parts))
     return parts[: enough + 1]
@@ -70,14 +69,9 @@ def partial_sums(problem: Problem, splits: int) -> int:
 
 
 class Parts(NamedTuple):
-    """The partial sums (N, groups, splits, C_out/groups, L_out)."""
-
     sums: object
     splits: int
     group_outputs: int  # C_out/groups * L_out
-
-
-# --- the second stage -------------------------------------------------------------------------------------------------
 
 
 @device_function
@@ -88,8 +82,8 @@ def _load_one(values, z, sums, index):
 def make_add_up(element: Element, width: int):
     """Build the addition of ``width`` neighbouring outputs of a group, from output ``e`` on.
 
-    ``totals`` receives bias plus sums, in float32. ``first_sum``: index in the first part. ``values`` is a local array
-    of BATCH * ``width``."""
+    ``totals`` receives bias plus sums, in float32. ``first_sum``: index in the first part. ``values``: a local array of
+    BATCH * ``width``."""
     load, load_sums = element.load, _load_one if width == 1 else load_vector
 
     @device_function
@@ -119,7 +113,6 @@ def make_add_up(element: Element, width: int):
 
 @cache
 def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
-    """The kernel for outputs of ``dtype``, launched early or not (Kernel.prepare)."""
     element = ELEMENTS[dtype]
     store, store_vector, vector_bytes = element.store, store_run(element, VECTOR), VECTOR * dtype.itemsize
     add_up_one, add_up_vector, all_values = make_add_up(element, 1), make_add_up(element, VECTOR), BATCH * VECTOR
@@ -155,10 +148,10 @@ def steps(splits: int, dtype: torch.dtype, early: bool) -> list[Step]:
 
 
 def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False) -> Prepared:
-    """Prepare the addition of partial sums (N, groups, splits, C_out/groups, L_out), aligned float32.
+    """A launch of (partial sums, bias, y).
 
-    The launch takes them, the bias (C_out,) or any tensor of ``dtype``, and the output (N, C_out, L_out), which may
-    begin anywhere."""
+    The sums (N, groups, splits, C_out/groups, L_out) are aligned float32; the bias is (C_out,), for none any tensor of
+    ``dtype``; y (N, C_out, L_out) may begin anywhere."""
     p = problem
     outputs, group_outputs = p.batch * p.out_channels * p.out_length, p.out_channels_per_group * p.out_length
     width = VECTOR if group_outputs % VECTOR == 0 else 1
@@ -177,7 +170,7 @@ class SecondStage:
     launch: Prepared
 
     def after(self, first: Callable, index: int) -> Callable:
-        """A function (x, w, bias, y): ``first``, then this launch, on GPU ``index``."""
+        """(x, w, bias, y): ``first``, then this launch, on GPU ``index``."""
         sums_room, add_up = room((self.sums,), torch.float32, index), self.launch
 
         def both(x, w, bias, y):

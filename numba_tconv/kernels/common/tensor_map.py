@@ -1,6 +1,6 @@
 """Tensor maps on the host: the boxes that the copy engine fetches (ptx/tensor_maps.py).
 
-Tensors laid out alike share a map. A kernel writes the address in."""
+Tensors laid out alike share a map; a kernel writes the address in."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LARGEST_SIZE = (1 << 31) - (1 << 16)  # elements: coordinates are int32
 
 
 def row_bytes(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
-    """Bytes between samples and channels of (N, C, L) with ``strides`` in elements; ALIGNMENT for size 1."""
+    """Bytes between samples and channels of (N, C, L); ``strides`` in elements. ALIGNMENT for size 1."""
     return tuple(
         stride * itemsize if size > 1 else ALIGNMENT for size, stride in zip(shape[:2], strides[:2], strict=True)
     )
@@ -43,7 +43,7 @@ def row_bytes(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
 def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
     """Channels, a power of two, after which rows of (N, C, L) begin alike modulo 16 bytes; 0 if no map describes them.
 
-    One sheared map holds all rows (k6_wgmma/boxes.py), or each set of alike rows has a map (``make_publish``)."""
+    One sheared map has all rows (k6_wgmma/boxes.py), or each set of alike rows its own (``make_publish``)."""
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
     every = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
     if (shape[2] > 1 and strides[2] != 1) or n_bytes % ALIGNMENT or every > shape[1] or max(shape) >= LARGEST_SIZE:
@@ -64,7 +64,6 @@ def lies_in_rows(tensor: Layout) -> bool:
 
 
 def row_pitch(length: int, itemsize: int) -> int:
-    """Least elements between aligned rows of ``length`` elements."""
     vector = ALIGNMENT // itemsize
     return -(-length // vector) * vector
 
@@ -72,8 +71,8 @@ def row_pitch(length: int, itemsize: int) -> int:
 def encode(precision: str, sizes: tuple, distances: tuple, box: tuple, swizzled: bool = False) -> tuple[int, ...]:
     """Encode a map as 64-bit numbers. Raises RuntimeError if the driver refuses.
 
-    ``sizes``, ``box``: elements, innermost first. ``distances``: bytes, from the second dimension on. Copies in "tf32"
-    round. ``swizzled``: row r of 128 bytes permutes its pieces of 16 bytes by r modulo 8."""
+    ``sizes``, ``box``: elements, innermost first. ``distances``: bytes, from the second dimension on. "tf32" rounds.
+    ``swizzled``: row r of 128 bytes permutes its 16-byte pieces by r modulo 8."""
     types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     enter_context(torch._C._cuda_getDevice())
     kinds = {"tf32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, "tf32x3": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32}
@@ -111,9 +110,9 @@ def _hand_over(maps, at):
 
 @device_function
 def publish(template, address, maps, at, lane):
-    """Publish ``template`` with ``address`` to the global ``maps``, by a whole warp; ``at``: 128 shared bytes.
+    """Publish ``template`` with ``address`` to global ``maps``, by a whole warp; ``at``: 128 shared bytes.
 
-    Copies must acquire the map first."""
+    Copies need an acquire first."""
     _stage(template, at, lane)
     if lane == 0:
         tensormap_replace_address(at, address)
@@ -123,8 +122,8 @@ def publish(template, address, maps, at, lane):
 def make_publish(itemsize: int):
     """Build ``publish`` and ``acquire``, by a whole warp: ``boxes`` maps, each of every ``boxes``-th channel.
 
-    A map begins at the multiple of 16 bytes before its first row. ``maps``: global address. ``at``: 128 bytes of shared
-    memory. ``early``: elements from a multiple of 16 bytes to the tensor."""
+    A map begins at the multiple of 16 bytes before its first row. ``maps``: global address. ``at``: 128 shared bytes.
+    ``early``: elements from a multiple of 16 bytes to the tensor."""
     vector = ALIGNMENT // itemsize
     replace_length, replace_channels = tensormap_replace_size(0), tensormap_replace_size(1)
 

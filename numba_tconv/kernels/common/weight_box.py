@@ -1,7 +1,7 @@
 """A stage's weights, copied to shared memory as they lie: the first half of every packing kernel.
 
-Neighbours in global memory are taps of one channel, in a packed stage rows of different channels. So a block copies a
-box along the taps, in 16 bytes where runs of channels or phases allow it, and gathers from shared memory."""
+Neighbours in global memory are one channel's taps, in a packed stage different channels. So a block copies a box along
+the taps, in 16 bytes where its runs allow it, and gathers from shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ELEMENTWISE, ALONG_CHANNELS, ALONG_PHASES = 0, 1, 2
 
 @dataclass(frozen=True)
 class Box:
-    """A block's weights: (input channel, output channel, tap of a row, phase)."""
+    """A block's (input channel, output channel, tap of a row, phase)."""
 
     dtype: torch.dtype
     depth: int
@@ -39,7 +39,7 @@ class Box:
 
     @property
     def run(self) -> int:
-        """Weights of an input channel, at most, in vectors."""
+        """Most weights of an input channel, in vectors."""
         return -(-self.channels * self.taps * self.phases // self.vector) * self.vector
 
     @property
@@ -53,7 +53,7 @@ class Box:
     def way(self, w: Layout, whole: bool) -> int:
         """How boxes of weights laid out as ``w`` are copied if they begin at a multiple of 16 bytes.
 
-        ``whole``: a box has all phases and taps of its channels."""
+        ``whole``: with all phases and taps of their channels."""
         (_, _, kernel_size), (stride_c, stride_o, stride_k), v = w.shape, w.strides, self.vector
         if stride_k != 1 or stride_c % v:
             return ELEMENTWISE
@@ -63,8 +63,6 @@ class Box:
 
 
 class Weight(NamedTuple):
-    """A weight's place in a box, or a vector's."""
-
     k: int  # input channel
     channel: int
     tap: int
@@ -72,7 +70,7 @@ class Weight(NamedTuple):
 
 
 class Pitch(NamedTuple):
-    """Elements of an output channel, and of a tap, in the box."""
+    """Elements of an output channel, and of a tap."""
 
     channel: int
     tap: int
@@ -91,8 +89,8 @@ class LoadBox(NamedTuple):
 
     ``left`` = (input, output channels) from there on.
 
-    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies by all threads of a block, waits, and returns
-      the Pitch. Missing weights keep their old content.
+    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies by all threads and waits. Returns the Pitch.
+      Missing weights keep their old content.
     * ``at(pitch, k, channel, tap, phase)``: index in ``shared``.
     * ``limits(first, row, left, kernel_size)``: how many weights exist.
     * ``within(limits, k, channel, tap, phase)``: whether a weight exists."""
@@ -104,7 +102,7 @@ class LoadBox(NamedTuple):
 
 
 def make_copies(box: Box, threads: int) -> tuple:
-    """Build three copies of a box: along channels, along phases, one by one."""
+    """Build copies along channels, along phases, and one by one."""
     depth, run, vector, phases, rows, taps = box.depth, box.run, box.vector, box.phases, box.rows, box.taps
     of_channel, all_channels, storage = taps * phases, box.channels, ELEMENTS[box.dtype].storage
     elements, pieces = depth * all_channels * of_channel, phases // vector
@@ -121,7 +119,7 @@ def make_copies(box: Box, threads: int) -> tuple:
 
     @device_function
     def place(e, phase_steps):
-        """The ``e``-th weight, or vector of a run; ``phase_steps``: phases, or vectors of a run."""
+        """``phase_steps``: phases, or vectors of phases."""
         of_taps = uint32(e) // uint32(phase_steps)
         phase = int32(e - of_taps * phase_steps)
         of_channels, tap = divided(int32(of_taps), int32(taps))

@@ -1,1 +1,1 @@
-"""The rung for one or a few channels a group."""
+"""The rung for few channels a group."""

@@ -1,4 +1,4 @@
-"""Named arguments of the depthwise kernels. Offsets are in elements."""
+"""Named arguments of the depthwise kernels, offsets in elements."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Sizes(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Inputs to copy to shared memory, with zeros outside [begin, end)."""
+    """Inputs to copy, with zeros outside [begin, end)."""
 
-    source: int  # of the first channel's, in x
+    source: int  # in x
     begin: int
     end: int
-    aligned: bool  # every channel's begins at a multiple of 16 bytes
+    aligned: bool  # to 16 bytes, in every channel
 
 
 def shared_signature(storage: types.Type) -> tuple:

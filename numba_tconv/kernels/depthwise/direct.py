@@ -1,7 +1,7 @@
 """The depthwise rung's direct form, for 16 bits: threads read inputs from global memory into registers.
 
 In a pass a thread makes 16 bytes of outputs. A pass advances by whole strides and loads, so one case of straight-line
-code serves all passes of a thread."""
+code serves all passes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_TAPS_PER_ROW = 8
 
 @dataclass(frozen=True)
 class DirectConfig:
-    """``lanes`` threads have a row."""
+    """``lanes`` threads share a row."""
 
     dtype: torch.dtype
     taps: Taps
@@ -41,12 +41,11 @@ class DirectConfig:
 
     @property
     def families(self) -> int:
-        """Families of a vector's outputs: z mod families, one phase each."""
+        """Output z is of family z mod families, which has one phase."""
         return min(self.taps.stride, VECTOR)
 
     @property
     def step(self) -> int:
-        """Outputs of a row in one pass."""
         return self.lanes * VECTOR
 
     @property
@@ -76,7 +75,7 @@ class DirectConfig:
     def cases(self) -> tuple:
         """(output, weight, place in the loads) of every product, by case.
 
-        A case is a first phase, and a place of the first input in its load. Phases up to stride - VECTOR share cases.
+        A case is a first phase, and a place of the first input in its load; phases up to stride - VECTOR share cases.
         Weight f * taps_per_row + b is family f's tap b."""
         stride, each = self.taps.stride, self.taps.taps_per_row
         first_phases = range(max(0, stride - VECTOR), stride)
@@ -128,7 +127,6 @@ def make_kernel(config: DirectConfig) -> Kernel:
         group = row - n * sizes.groups
         source = n * x.stride_n + group * x.stride_c
         length, out_length, first_output = int32(sizes.length), int32(sizes.out_length), int32(stretch * passes * step)
-        # The last begins of runs in the row.
         last_begin = int32(length - span - (runs - 1) * columns) if x.stride_l == 1 else int32(-1)
         last_output = int32(out_length - VECTOR - (runs - 1) * step)
         j = int32(0)

@@ -1,12 +1,12 @@
 """depthwise: few channels a group.
 
 A block copies the inputs of a stretch of outputs into shared memory. In a pass a thread makes 16 bytes of neighbouring
-outputs, aligned even in rows of odd lengths. Short rows share a block.
+outputs, aligned even in rows of odd lengths.
 
 * A pass advances by whole strides: a thread's outputs keep their phases, and its weights stay in registers.
 * Outputs of a vector a stride apart are a family: they share weights and nearly all inputs.
 
-With many weights, or phases that repeat only beyond a team, taps stay loops. direct.py takes 16-bit layers of one input
+Where weights are many or phases repeat only beyond a team, taps stay loops. direct.py takes 16-bit layers of one input
 channel a group and equal taps in all phases, long.py more weights than registers hold."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Families(NamedTuple):
 
 
 def make_fill(config: Config):
-    """Build ``fill``: a team copies and converts a Window."""
+    """Build ``fill``: a team copies a Window."""
     element, vector, lanes, in_per_group = ELEMENTS[config.dtype], config.vector, config.lanes, config.in_per_group
     load, accumulator, storage = element.load, element.accumulator, element.storage
     batch_elements, shared_vector = BATCH * vector, 4 // config.words
@@ -99,7 +99,7 @@ def make_fill(config: Config):
 def make_aim(config: Config):
     """Build ``aim``, which fills in Families.
 
-    ``start``: the vector's first output, counted from column ``base``, ``stride`` outputs a column."""
+    ``start``: the vector's first output, from column ``base`` on, ``stride`` outputs a column."""
     taps, families_count = config.taps, config.families
     stride, dilation, gap, rows, inverse = taps.stride, taps.dilation, taps.gap, taps.rows, taps.dilation_inverse
     kernel_size = taps.kernel_size
@@ -127,7 +127,6 @@ def is_ragged(taps: Taps) -> bool:
 
 
 def _make_load_weights(config: Config):
-    """Build the load of all families' weights."""
     families_count, in_per_group, taps_per_row = config.families, config.in_per_group, config.taps.taps_per_row
     load, ragged, rows = ELEMENTS[config.dtype].load, is_ragged(config.taps), config.taps.rows
 
@@ -172,7 +171,7 @@ def make_kernel(config: Config) -> Kernel:
         n = int64(uint32(row) // uint32(sizes.groups))
         group = row - n * sizes.groups
         first_output = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * passes * step
-        # One window for all output channels, whose vectors begin up to vector - 1 outputs early.
+        # The window serves all output channels, whose vectors begin up to vector - 1 early.
         first_column, first_phase = divmod(first_output + sizes.padding - (vector - 1), stride)
         first_column -= halo
         source = n * x.stride_n + group * in_per_group * x.stride_c + first_column * x.stride_l
@@ -209,7 +208,7 @@ def make_kernel(config: Config) -> Kernel:
                 for z in range(vector):
                     total[z] = offset
                 for c in range(in_per_group):
-                    # The error of a sum grows with its length.
+                    # Long sums lose digits.
                     for z in range(vector):
                         part[z] = accumulator(0)
                     for b in range(taps_per_row):
@@ -251,7 +250,7 @@ class Form(NamedTuple):
     """A form of the rung; ``plan`` gives passes and stretches.
 
     A configuration has the ``lanes`` of a team, the ``threads`` of a block, ``shared_bytes(passes)``, the kernel's last
-    ``arguments(rows, passes)``, and ``work()``, a block's work in words."""
+    ``arguments(rows, passes)``, and ``work()`` in words."""
 
     make_kernel: Callable
     plan: Callable
@@ -321,7 +320,7 @@ def _prepared(
     x_offset: int,
     y_offset: int,
 ) -> Prepared:
-    """``x_offset``, ``y_offset``: elements from a multiple of 16 bytes."""
+    """Offsets: elements from a multiple of 16 bytes."""
     p, dtype, form = problem, config.dtype, FORMS[type(config)]
     passes, stretches = form.plan(p, config)
     rows = p.batch * p.groups

@@ -1,10 +1,10 @@
 """The depthwise rung's form for long filters, whose weights no thread's registers hold.
 
 A thread makes neighbouring columns of all phases and output channels of a group, with sums and a window in registers. A
-16-byte load of weights from shared memory serves a warp. Which tap meets which input is known at compile time.
+16-byte load of weights serves a warp. Which tap meets which input is known at compile time.
 
 * Asynchronous copies bring channels while earlier ones are multiplied.
-* Outputs replace the inputs in shared memory, at an odd pitch against bank conflicts, and leave in vectors."""
+* Outputs replace the inputs in shared memory and leave in vectors."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def make_copy_weights(config: LongConfig) -> CopyWeights:
 def make_multiply(config: LongConfig):
     """Build ``multiply``, which adds an input channel's products.
 
-    ``piece``: a local array for their sums, where sums are apart. ``first_input``, ``weights``: places of the thread's
-    first column and of the channel's weights."""
+    ``piece``: a local array for the channel's own sums, if they are apart. ``first_input``, ``weights``: places of the
+    thread's first column and of the channel's weights."""
     element, full_chunks, last_taps, hop = ELEMENTS[config.dtype], config.full_chunks, config.last_taps, config.hop
     chunk_weights, accumulator, by_channel = config.chunk * config.out_per_group, element.accumulator, config.by_channel
     before = config.halo - config.reach(config.chunk)
@@ -173,19 +173,16 @@ def make_multiply(config: LongConfig):
 
 
 class Span(NamedTuple):
-    """A block's outputs in the row."""
-
     low: int
     high: int
 
 
 def _make_store(config: LongConfig):
-    """Build the store of a block's staged outputs, from ``first_output`` of each row on."""
+    """Build the store of staged outputs, from ``first_output`` of each row on."""
     element, out_per_group, run, pitch = ELEMENTS[config.dtype], config.out_per_group, config.run, config.pitch
     threads, active, vector, store = config.threads, config.active, config.vector, element.store
     stage, plane = config.in_per_group * config.weight_pitch, threads * pitch
     hop_outputs, hop_places = active * vector, active * vector // run * pitch
-    # Straight-line code, for blocks within a row.
     store_steps = max(1, threads * run // hop_outputs) - 1
     put, put_steps = store_run(element), store_gathered(element, store_steps, hop_places, hop_outputs)
     accumulator = element.accumulator
@@ -237,7 +234,7 @@ def make_kernel(config: LongConfig) -> Kernel:
     vector, batch, run, pitch, active = config.vector, config.batch, config.run, config.pitch, config.active
     weight_pitch, sum_count = config.weight_pitch, out_per_group * run
     weight_count = in_per_group * taps.kernel_size * out_per_group
-    # The inputs' offset, in sums and in elements.
+    # Where inputs begin, in sums and in elements.
     stage = in_per_group * weight_pitch
     first_place = stage * config.sum_bytes // config.dtype.itemsize
     outputs, plane, store_outputs = threads * run, threads * pitch, _make_store(config)
@@ -271,7 +268,6 @@ def make_kernel(config: LongConfig) -> Kernel:
         begin = int32(min(int64(width), max(int64(0), halo - column)))
         end = int32(max(int64(0), min(int64(width), sizes.length + halo - column)))
 
-        # Weights do not wait for other blocks' inputs.
         group_offset = group * in_per_group * w.stride_i
         fetch_weights(raw, w, group_offset, thread)
         for j in range(out_per_group):

@@ -20,15 +20,15 @@ from .rows import MOST_CHANNELS
 
 COLUMNS = 8, 4  # twelve leave too few threads
 THREADS = 128, 64, 32
-MOST_SUMS = 64  # registers, beyond the fewest columns
+MOST_SUMS = 64
 MOST_ROWS = 16  # phases times output channels
 MOST_REACH = 16
 MOST_PRODUCTS = 1024  # of straight-line code
 OTHER_REGISTERS = 4, 12  # with one chunk, with several
 MOST_BLOCKS = 24  # of a multiprocessor
-WARP, PARTITIONS = 32, 4  # threads; parts of a multiprocessor
+WARP, PARTITIONS = 32, 4
 LONGEST_SUM = 64  # float32 products summed one by one
-ENOUGH_BLOCKS = 264  # two a multiprocessor of a large GPU
+ENOUGH_BLOCKS = 264
 MOST_TERMS = 128  # more favour tensor cores
 MINIMUM_CC = (8, 0)  # for cp.async
 MOST_TINY_PARTS = 24  # more lose too many digits
@@ -38,7 +38,7 @@ MOST_TINY_PARTS = 24  # more lose too many digits
 class LongConfig:
     """A thread has ``columns`` neighbouring columns of all phases and output channels.
 
-    ``chunk`` taps are one piece of code; ``batch`` input channels are copied together."""
+    ``chunk`` taps are one piece of code; ``batch`` channels are copied together."""
 
     dtype: torch.dtype
     taps: Taps
@@ -65,7 +65,6 @@ class LongConfig:
 
     @property
     def run(self) -> int:
-        """Neighbouring outputs of a thread."""
         return self.columns * self.taps.stride
 
     @property
@@ -82,7 +81,7 @@ class LongConfig:
 
     @property
     def by_channel(self) -> bool:
-        """Whether a sum's pieces are input channels, not chunks: the smaller error."""
+        """Whether pieces of sums are input channels, not chunks: the smaller error."""
         channels, taps = self.in_per_group, self.taps.taps_per_row
         pieces = channels * (self.full_chunks + (self.last_taps > 0))
         return self.apart and channels + taps < pieces + channels * taps / pieces
@@ -104,12 +103,12 @@ class LongConfig:
 
     @cached_property
     def width(self) -> int:
-        """Inputs of a channel in shared memory."""
+        """Inputs of a channel."""
         return -(-(self.halo + self.span) // self.vector) * self.vector
 
     @cached_property
     def weight_pitch(self) -> int:
-        """Weights of an input channel in shared memory."""
+        """Weights of an input channel."""
         each = 16 // self.sum_bytes
         return -(-self.taps.kernel_size * self.out_per_group // each) * each
 
@@ -129,7 +128,7 @@ class LongConfig:
         return self.threads // self.period * self.period
 
     def products(self, taps: int) -> tuple:
-        """(sum, weight, place in the window) of every product of a chunk's first ``taps``.
+        """(sum, weight, place in the window) of a chunk's first ``taps``.
 
         Sum (j * columns + p) * stride + r is output channel j, column p, phase r. Weights: by tap, then output channel.
         """
@@ -172,7 +171,6 @@ def _chunks(config: LongConfig) -> list[int]:
 
 
 def tiles(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
-    """Configurations, large blocks first."""
     p, t = problem, problem.taps
     rows = p.out_channels_per_group * t.stride
     if max(p.in_channels_per_group, p.out_channels_per_group) > MOST_CHANNELS or rows > MOST_ROWS:
@@ -207,7 +205,6 @@ def _small(config: LongConfig) -> bool:
 
 
 def terms(problem: Problem) -> int:
-    """Products of an output."""
     return problem.in_channels_per_group * problem.taps.taps_per_row
 
 
@@ -221,15 +218,14 @@ def choose(problem: Problem, dtype: torch.dtype) -> LongConfig | None:
 
 
 def is_meant(problem: Problem, dtype: torch.dtype, cc: tuple[int, int]) -> bool:
-    """Whether the selection prefers this form to k4 and tensor cores, whose tiles stay partly empty."""
+    """Whether this form is preferred to k4 and tensor cores, whose tiles stay partly empty."""
     return cc >= MINIMUM_CC and terms(problem) <= MOST_TERMS and choose(problem, dtype) is not None
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
     """As Rung.tiny_configs.
 
-    One has many stretches and sums in at most MOST_TINY_PARTS pieces; the other all taps at once, two channels a copy.
-    """
+    One has many stretches and sums in up to MOST_TINY_PARTS pieces; the other all taps at once, two channels a copy."""
     p = problem
     if p.out_channels_per_group * p.stride > MOST_ROWS:
         return []

@@ -1,4 +1,4 @@
-"""Limits, blocks of rows, and what a gradient's positions meet: shared by the depthwise kernels."""
+"""Shared by the depthwise kernels: limits, blocks of rows, and what a gradient's positions meet."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from numba_tconv.runtime.layout import Layout
 MOST_CHANNELS = 8  # of a group, in or out
 FEW_CHANNELS = 2  # the same for gradients
 MOST_TAPS = 32
-MOST_WINDOW = 40  # elements in registers
-MOST_PRODUCTS = 512  # of straight-line code
-MOST_IN_PLACE = 128  # with code for each place
+MOST_WINDOW = 40
+MOST_PRODUCTS = 512
+MOST_IN_PLACE = 128
 MOST_SAMPLES = 2**30  # of a row, in 32 bits
 MOST_ROWS = 2**31 - 1  # along x of the grid
 ENOUGH_BLOCKS = 2048  # before stretches take more passes
@@ -83,11 +83,11 @@ def offset_of(tensor: Layout) -> int:
 def read_in_place(config) -> bool:
     """Whether a gradient converts grad_output in place, in vectors of 16 bytes.
 
-    For 16 bits and few products, if neighbouring threads' runs begin at the same place of a vector."""
+    For 16 bits and few products, if all threads' runs begin at the same place of a vector."""
     same = config.positions * config.taps.stride % config.vector == 0
     return config.dtype.itemsize == 2 and same and len(config.products) <= MOST_IN_PLACE
 
 
 def placed(products: tuple, vector: int) -> tuple:
-    """The products (sum, factor, place in the run), for each place of a vector at which the run may begin."""
+    """The products (sum, factor, place in the run), by place of a vector where the run begins."""
     return tuple(tuple((s, i, lead + j) for s, i, j in products) for lead in range(vector))

@@ -17,7 +17,7 @@ from . import rows as depthwise_rows
 
 WEIGHT_WORDS = 32
 PRODUCTS = 256  # of straight-line code
-GOOD_SHARED = 24 * 1024  # bytes that limit no multiprocessor's blocks
+GOOD_SHARED = 24 * 1024  # bytes
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,11 @@ class Config:
 
     @cached_property
     def vector(self) -> int:
-        """Outputs in 16 bytes."""
         return 16 // self.dtype.itemsize
 
     @cached_property
     def families(self) -> int:
-        """Families of a vector's outputs: z mod families, one phase each."""
+        """Output z is of family z mod families, which has one phase."""
         return self.taps.stride if self.vector % self.taps.stride == 0 else self.vector
 
     @cached_property
@@ -75,7 +74,6 @@ class Config:
 
     @cached_property
     def step(self) -> int:
-        """Outputs of a team in one pass."""
         return self.active * self.vector
 
     @cached_property
@@ -84,7 +82,6 @@ class Config:
         return self.taps.shift(self.taps.kernel_size - 1)
 
     def width(self, passes: int) -> int:
-        """Inputs of a channel."""
         columns = (self.taps.stride - 1 + self.vector - 1 + passes * self.step - 1) // self.taps.stride + 1
         return -(-(self.halo + columns + self.vector - 1) // self.vector) * self.vector
 

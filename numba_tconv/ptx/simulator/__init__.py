@@ -1,1 +1,1 @@
-"""The CUDA simulator: blocks of Python threads, and instructions' meanings."""
+"""The CUDA simulator: blocks, and meanings."""

@@ -1,7 +1,7 @@
 """Patches of the CUDA simulator, whose threads are Python threads.
 
-* ``cuda.shared.array`` may give two concurrent threads an array each. Here the first to come allocates.
-* Blocks poll new threads, which starves them. Here threads are reused and pass the turn on at a barrier or their end.
+* ``cuda.shared.array`` may give concurrent threads an array each. Here the first thread allocates.
+* Polling starves new threads. Here threads are reused, and pass the turn on at a barrier or their end.
 * Device functions patch their module at every call, and types inspect every conversion. Here launches patch all
   modules."""
 
@@ -19,14 +19,14 @@ from numba.cuda.simulator.kernelapi import FakeCUDAShared
 from numba.np import numpy_support
 
 MODULE = sys.modules["numba.cuda"]
-NAMES = {}  # of modules with kernels or device functions, by id
+NAMES = {}  # of modules, by id
 NUMBERS = {bool, int, float, np.bool_, *(np.dtype(letter).type for letter in "bBhHiIlLqQefd")}
 _turn = threading.Lock()
 _dynamic = FakeCUDAShared.array
 
 
 def array(shared: FakeCUDAShared, shape, dtype, alignment=None):
-    """cuda.shared.array: one array a source line of a block; dynamic memory if ``shape`` is 0."""
+    """cuda.shared.array: one for a source line and block; dynamic memory if ``shape`` is 0."""
     if shape == 0 or alignment is not None:
         return _dynamic(shared, shape, dtype, alignment)
     caller = sys._getframe(1)
@@ -69,7 +69,7 @@ class Thread(kernel.BlockThread):
 
 
 class Block(kernel.BlockManager):
-    """Threads run one after the other up to a barrier, in reverse up to the next, to expose missing barriers."""
+    """Threads run one by one up to a barrier, in reverse up to the next, to expose missing barriers."""
 
     def run(self, grid_point, *arguments):
         points = list(np.ndindex(*self._block_dim))
@@ -117,7 +117,7 @@ def make(made: kernel.FakeCUDAKernel, function, *arguments, **options):
 
 @contextlib.contextmanager
 def meaning_everywhere(function, of_kernel):
-    """While a kernel runs, let ``cuda`` mean ``of_kernel`` in every known module."""
+    """Let ``cuda`` mean ``of_kernel`` in all known modules."""
     having = [names for names in NAMES.values() if names.get("cuda") is MODULE]
     for names in having:
         names["cuda"] = of_kernel

@@ -1,4 +1,4 @@
-"""Meanings of ptx/unrolled in plain Python."""
+"""Meanings of ptx/unrolled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _wide(element, values):
 
 
 def _whole(array, index, count, size):
-    """Raise unless ``count`` elements lie in the array, at a multiple of ``size`` bytes."""
+    """Raise unless the array has ``count`` elements from a multiple of ``size`` bytes on."""
     if index < 0 or index + count > array.size:
         raise IndexError(f"elements {index} to {index + count} of {array.size}")
     if address(array, index) % size:

@@ -1,1 +1,1 @@
-"""Straight-line code where Numba would leave a loop."""
+"""Straight-line code instead of Numba's loops."""

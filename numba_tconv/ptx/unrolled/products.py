@@ -1,4 +1,4 @@
-"""Products summed in registers, straight-line; a switch where the pattern varies."""
+"""Products summed in registers; a switch where the pattern varies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def _switch(builder, case, codes):
 
 
 def _products(builder, case, sums, a, b):
-    """``sums[s] += a[i] * b(j)`` for every (s, i, j) of ``case``; local arrays."""
     read, totals = {}, {}
     for s, i, j in case:
         for key, value in ((("a", i), lambda i=i: _get(builder, a, i)), (("b", j), lambda j=j: b(j))):
@@ -67,8 +66,7 @@ def multiply_runs(element, cases, outputs, granule, granules, runs):
     """(sums, a, source, first, hop, case): ``sums[r * outputs + s] += a[i] * source[first + r * hop + j]``.
 
     For r below ``runs`` and every (s, i, j) of ``cases[case]``; 16-bit elements. A run is ``granules`` loads of
-    ``granule`` elements: ``source[first]`` lies at a multiple of their bytes, ``hop`` is a multiple of ``granule``. All
-    runs are loaded first; a case converts only what it needs."""
+    ``granule`` elements, from a multiple of their bytes; ``hop`` is one of ``granule``. All loads come first."""
 
     @instruction(lambda *arguments: multiplied_runs(element, cases, outputs, granule, granules, runs, *arguments))
     def multiply_runs_of(typingctx, sums, a, source, first, hop, case):

@@ -1,6 +1,6 @@
-"""Runs: neighbouring elements between global memory and registers, 16 bytes at a time, from any start.
+"""Neighbouring elements between global memory and registers, in vectors of 16 bytes.
 
-Whole vectors are loaded and shifted in registers. Straight-line, to keep arrays out of local memory."""
+Straight-line, to keep arrays out of local memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numba_tconv.ptx.simulator.meanings import guarded_run, run, stored_run
 SHIFT = "shf.r.wrap.b32 $0, $1, $2, $3;"
 PACK = {
     "bfloat16": "cvt.rn.bf16x2.f32 $0, $1, $2;",
-    # ptxas fuses the second; below compute capability 8.0 only its parts exist.
+    # cvt.rn.f16x2 needs sm_80; there ptxas fuses these.
     "float16": "{.reg .b16 b, a; cvt.rn.f16.f32 b, $1; cvt.rn.f16.f32 a, $2; mov.b32 $0, {a, b};}",
 }
 
@@ -24,7 +24,6 @@ def pure(builder, result, arguments, text, constraints):
 
 
 def widened(builder, name, word, upper):
-    """A word's upper or lower element, as float32."""
     if name == "bfloat16":
         bits = builder.and_(word, ir.Constant(i32, -65536)) if upper else builder.shl(word, ir.Constant(i32, 16))
         return builder.bitcast(bits, ir.FloatType())
@@ -43,8 +42,8 @@ def put(builder, local, z, value):
 def load_run(element, count):
     """(window, source, first, skip): ``window[z] = source[first + skip + z]`` for z below ``count``, widened.
 
-    ``source[first]`` lies at a multiple of 16 bytes; ``skip`` is less than a vector. Reads ``vectors_of(element,
-    count)`` vectors."""
+    Reads ``vectors_of(element, count)`` vectors from ``first``, a multiple of 16 bytes; ``skip`` is less than a vector.
+    """
     size = element.storage.bitwidth // 8
     vectors = vectors_of(element, count)
 
@@ -90,7 +89,7 @@ def load_run(element, count):
 
 
 def vectors_of(element, count):
-    """16-byte vectors that hold ``count`` neighbours from any start."""
+    """Vectors that hold ``count`` elements from any start."""
     vector = 128 // element.storage.bitwidth
     return -(-(count + vector - 1) // vector)
 
@@ -111,7 +110,7 @@ def load_guarded(element, count):
         def codegen(context, builder, sig, args):
             local = local_of(context, builder, sig, args, 0)
             kind = context.get_value_type(sig.args[0].dtype)
-            # One moving address and predicates: a list of addresses would fill the registers.
+            # One moving address saves registers.
             index = builder.add(args[2], builder.mul(builder.sext(args[4], i64), args[3]))
             address = builder.ptrtoint(item(context, builder, sig.args[1], args[1], index), i64)
             hop = builder.mul(args[3], ir.Constant(i64, size))

@@ -1,4 +1,4 @@
-"""16 bytes between shared memory and registers by one instruction."""
+"""16 bytes between shared memory and registers; n elements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from numba import types
 from numba_tconv.ptx.core import SHARED, i16, i32, i64, instruction, item
 
 
-# ld.shared.v4.b32 or v2.b64.
 def _load_vector(local, at, shared, index):
     n = 16 // shared.itemsize
     local[at : at + n] = shared[index : index + n]
@@ -16,7 +15,7 @@ def _load_vector(local, at, shared, index):
 
 @instruction(_load_vector)
 def load_vector(typingctx, local, at, shared, index):
-    """``local[at:at+n] = shared[index:index+n]``, n = 16 bytes / itemsize; ``index`` a multiple of n."""
+    """``local[at:at+n] = shared[index:index+n]``; ``index`` is a multiple of n."""
     element = shared.dtype
 
     def codegen(context, builder, sig, args):
@@ -38,7 +37,7 @@ def load_vector(typingctx, local, at, shared, index):
     return types.void(local, types.intp, shared, types.intp), codegen
 
 
-# By address: in loops ptxas recomputes an array's address, but keeps what is computed from it.
+# In loops ptxas recomputes an array's address, but keeps one computed from it.
 @instruction(lambda shared: 0)
 def shared_base(typingctx, shared):
     """The shared address of ``shared[0]``; 0 in the simulator."""
@@ -53,7 +52,7 @@ def shared_base(typingctx, shared):
 
 @instruction(lambda local, at, shared, address: _load_vector(local, at, shared, address // shared.itemsize))
 def load_vector_at(typingctx, local, at, shared, address):
-    """``load_vector`` from an int32 address, a multiple of 16."""
+    """``load_vector`` from an int32 address."""
     element = shared.dtype
 
     def codegen(context, builder, sig, args):
@@ -70,12 +69,11 @@ def load_vector_at(typingctx, local, at, shared, address):
 
 
 def _words(value_type, element):
-    """Four words for 16-bit elements: LLVM splits vectors of eight."""
+    """LLVM splits vectors of eight: four words for 16-bit elements."""
     return ir.VectorType(i32, 4) if element.bitwidth == 16 else ir.VectorType(value_type, 128 // element.bitwidth)
 
 
 def _store_vector(context, builder, array_type, array, index, slot):
-    """Store 16 bytes of a local array to a shared item."""
     n = 16 * 8 // array_type.dtype.bitwidth
     vector = _words(context.get_value_type(array_type.dtype), array_type.dtype)
     value = ir.Constant(vector, ir.Undefined)
@@ -94,7 +92,7 @@ def _store_vector(context, builder, array_type, array, index, slot):
 
 @instruction(lambda shared, index, local, at: _load_vector(shared, index, local, at))
 def store_vector(typingctx, shared, index, local, at):
-    """``shared[index:index+n] = local[at:at+n]``, n = 16 bytes / itemsize; ``index`` a multiple of n."""
+    """``shared[index:index+n] = local[at:at+n]``; ``index`` is a multiple of n."""
 
     def codegen(context, builder, sig, args):
         slot = item(context, builder, sig.args[2], args[2], args[3])
@@ -104,7 +102,6 @@ def store_vector(typingctx, shared, index, local, at):
     return types.void(shared, types.intp, local, types.intp), codegen
 
 
-# Straight-line: LLVM would keep a loop, whose array lies in local memory.
 def _add_vectors(local, count, stride, shared, index):
     n = 16 // shared.itemsize
     for q in range(count):
@@ -112,7 +109,7 @@ def _add_vectors(local, count, stride, shared, index):
 
 
 def add_vectors(count, stride):
-    """``local[q*n:q*n+n] += shared[index+q*stride:][:n]`` for q below ``count``; n as above."""
+    """``local[q*n:q*n+n] += shared[index+q*stride:][:n]`` for q below ``count``."""
 
     @instruction(lambda local, shared, index: _add_vectors(local, count, stride, shared, index))
     def add_vectors_of(typingctx, local, shared, index):
@@ -130,7 +127,7 @@ def add_vectors(count, stride):
 
 
 def store_vectors(count, stride):
-    """``shared[index+q*stride:][:n] = local[q*n:q*n+n]`` for q below ``count``; n as above."""
+    """``shared[index+q*stride:][:n] = local[q*n:q*n+n]`` for q below ``count``."""
 
     def meaning(shared, index, local):
         n = 16 // shared.itemsize
@@ -154,7 +151,6 @@ def store_vectors(count, stride):
 
 
 def _vectors(context, builder, sig, args, count, stride):
-    """For each q: the local place, and the shared value."""
     element = sig.args[1].dtype
     n = 16 * 8 // element.bitwidth
     vector = ir.VectorType(context.get_value_type(element), n)

@@ -1,6 +1,6 @@
-"""Windows: sums in registers of products from shared memory, straight-line, with their loads and stores.
+"""Sums in registers of products from shared memory.
 
-A warp reads a vector of weights as one broadcast. A thread loads only granules that some product reads."""
+A warp reads a vector of weights as one broadcast. Granules without a product are not loaded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def multiply_window(element, products, apart):
     """(sums, inputs, at, weights, first): ``sums[s] += weights[first + i] * inputs[at + j]``.
 
     For every (s, i, j) of ``products``; with ``apart`` a sum's products are added up first. ``inputs`` (stored
-    elements, widened) and ``weights`` (accumulator type) are shared. ``at`` is a multiple of GRANULE; ``inputs[at]``
-    and ``weights[first]`` lie at multiples of 16 bytes, or of a granule if less."""
+    elements) and ``weights`` (accumulators) are shared. ``at`` is a multiple of GRANULE; both first elements lie at
+    multiples of 16 bytes, or of a granule if less."""
     size = element.storage.bitwidth // 8
     each = 128 // element.accumulator.bitwidth  # weights in one load
 
@@ -73,7 +73,7 @@ def multiply_window(element, products, apart):
 
 
 def spread(runs, length):
-    """(sums, values): ``sums[r*length:][:length] = values[r]`` for r below ``runs``; local arrays."""
+    """(sums, values): ``sums[r*length:][:length] = values[r]`` for r below ``runs``."""
 
     def meaning(sums, values):
         for r in range(runs):
@@ -95,9 +95,7 @@ def spread(runs, length):
 
 
 def store_runs(runs, length, stride):
-    """(shared, index, sums): ``shared[index + r*stride:][:length] = sums[r*length:][:length]`` for r below ``runs``.
-
-    Word by word: a run may begin anywhere."""
+    """(shared, index, sums): ``shared[index + r*stride:][:length] = sums[r*length:][:length]`` for r below ``runs``."""
 
     def meaning(shared, index, sums):
         for r in range(runs):
@@ -143,10 +141,9 @@ def copy_vectors(count, hop):
 
 
 def store_gathered(element, count, shared_hop, hop):
-    """(target, index, shared, places): for v below ``count``, store 16 bytes to ``target[index + v*hop:]``.
+    """(target, index, shared, places): 16 bytes to ``target[index + v*hop:]`` for v below ``count``.
 
-    Element z is ``shared[places[z] + v*shared_hop]``, narrowed. Places in ``target`` are multiples of 16 bytes;
-    ``places`` is local."""
+    Element z is ``shared[places[z] + v*shared_hop]``, narrowed. Places in ``target`` are multiples of 16 bytes."""
     vector = 128 // element.storage.bitwidth
 
     @instruction(lambda *arguments: gathered(element, count, shared_hop, hop, *arguments))

@@ -1,1 +1,1 @@
-"""What the rungs on tensor cores share."""
+"""Shared by the rungs on tensor cores."""

@@ -4,14 +4,14 @@
 
 
 def wgmma_b(n, k, rows, elements):
-    """Offset, in elements, of (k, n) in a K-major B in shared memory, not swizzled.
+    """Offset, in elements, of (k, n) in a K-major, unswizzled B in shared memory.
 
     Core matrices of 8 columns by ``elements`` (16 bytes) follow one another, along n first."""
     return ((k // elements * (rows // 8) + n // 8) * 8 + n % 8) * elements + k % elements
 
 
 def wgmma_b_at(e, rows, elements):
-    """(n, k) at offset ``e``: the inverse of ``wgmma_b``."""
+    """(n, k) at offset ``e``."""
     core, inside = e // (8 * elements), e % (8 * elements)
     return core % (rows // 8) * 8 + inside // elements, core // (rows // 8) * elements + inside % elements
 
@@ -32,7 +32,7 @@ def mma_d(lane, i):
 
 
 def wgmma_a(warp, lane, i, h, halves):
-    """(row, k) of m64's A in registers: each warp has 16 rows, laid out like mma.sync's."""
+    """(row, k) of m64's A: each warp has 16 rows, laid out like mma.sync's."""
     row, k = mma_a(lane, i, h, halves)
     return 16 * warp + row, k
 
@@ -40,7 +40,7 @@ def wgmma_a(warp, lane, i, h, halves):
 def split_channel(k):
     """The channel of element k of an fp16 product of split operands.
 
-    A lane's k of 2*t, 2*t + 1, 2*t + 8 and 2*t + 9 are channels t, t + 4, t + 8 and t + 12."""
+    A lane with 2*t, 2*t + 1, 2*t + 8 and 2*t + 9 has channels t, t + 4, t + 8 and t + 12."""
     return k // 8 * 8 + k % 2 * 4 + k % 8 // 2
 
 
@@ -50,7 +50,7 @@ def wgmma_d(warp, lane, i):
 
 
 def column_of(warp, lane, block, half):
-    """Column of the upper (``half`` 0) or lower (1) of a lane's two rows of A.
+    """Column of the upper (``half`` 0) or lower (1) of a lane's rows of A.
 
-    k6 computes 128 columns as two m64 blocks; a lane owns four consecutive ones."""
+    k6 computes 128 columns as two m64 blocks; a lane owns four neighbours."""
     return (warp << 5) + (lane >> 2 << 2) + 2 * block + half

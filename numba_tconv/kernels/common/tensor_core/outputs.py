@@ -11,7 +11,7 @@ class Alignment(NamedTuple):
     shift: int  # elements from a sector to y
     quantum: int  # staged outputs loaded together: 4, 2 or 1
     offset: int  # of staged outputs in the buffer
-    whole: int  # 1 if samples begin and end with a lane's write, else 0
+    whole: int  # 1 if lanes' writes do not span samples, else 0
 
 
 class Output(NamedTuple):
@@ -42,9 +42,9 @@ class Extent(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A tile's outputs, or those of a round of its channels."""
+    """The outputs of a tile, or of a round of its channels."""
 
-    sample: int  # where the tile's own outputs begin
+    sample: int
     column: int
     row: int  # first row of taps
     channel: int
@@ -66,7 +66,7 @@ class Thread(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """A lane's next outputs in each channel of its warp; local arrays (store_runs.runs_sizes)."""
+    """A lane's next outputs in each channel of its warp; local arrays."""
 
     target: object  # index in y
     source: object  # shared address of each load

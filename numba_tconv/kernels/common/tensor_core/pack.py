@@ -1,9 +1,9 @@
 """Packed weights of the tensor-core rungs, rounded once. A block packs a stage.
 
 Order: (group, row tile, tap chunk, channel chunk, operand half, tap). A tap is a K-major shared operand of wgmma, or
-for mma.sync 16 bytes a lane, its four registers of A. Missing channels, rows and taps are zeros.
+for mma.sync 16 bytes a lane: four registers of A. Missing channels, rows and taps are zeros.
 
-Split operands are fp16, scaled by one power of two. Its inverse is the last element."""
+Split operands are fp16, scaled by a power of two, whose inverse is the last element."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .split_operand import LEAST, exponent_of, inverse_of, scale_of
 from .tile import Tile
 
 THREADS = 128
-WORDS = 4  # at a time
+WORDS = 4
 SCALE = WORDS  # words behind packed split operands
 MAPS = wgmma_b_at, mma_a, split_channel
 ON_GPU = tuple(map(device_function, MAPS))
@@ -45,7 +45,7 @@ ON_GPU = tuple(map(device_function, MAPS))
 
 class Weights(NamedTuple):
     data: object  # (C_in, C_out/groups, K)
-    stride_c: int  # strides in elements
+    stride_c: int
     stride_o: int
     stride_k: int
 
@@ -64,9 +64,6 @@ class Stage(NamedTuple):
     first: tuple  # input channel, output channel, tap
     first_row: int
     left: tuple  # input and output channels
-
-
-# --- the kernels ------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -129,7 +126,7 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
                 values[u] *= scale
             for z in range(WORDS):
                 word = pack_f16(values[2 * z], values[2 * z + 1])
-                for h in range(2):  # infinities have no remainder
+                for h in range(2):  # infinities leave no remainder
                     rounded = f16_to_f32(word, h == 1)
                     same = rounded == values[2 * z + h]
                     values[2 * z + h] = float32(0) if same else values[2 * z + h] - rounded
@@ -152,7 +149,7 @@ def _types(storage: types.Type) -> tuple:
     return weights, data, named(Sizes, **dict.fromkeys(Sizes._fields, integer))
 
 
-# --- a block's weights, and their places within a tap -----------------------------------------------------------------
+# --- a block's weights ------------------------------------------------------------------------------------------------
 
 
 def make_place(tile: Tile, order: str, maps: tuple = MAPS) -> Callable:
@@ -205,7 +202,7 @@ def make_stage_of(tile: Tile) -> Callable:
 
 
 def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -> Callable:
-    """Build ``gather``: 16 bytes of a tap from the box, as float32, with zeros for missing weights."""
+    """Build ``gather``: 16 bytes of a tap, as float32, with zeros for missing weights."""
     elements, phases, channels, reciprocal = 16 // tile.operand_size, tile.phases, tile.channels, tile.reciprocal
     widened, all_weights = ELEMENTS[tile.dtype].load, tile.channels * tile.phases == tile.rows
     # All vectors have the same distances from the first element.
@@ -281,6 +278,6 @@ def packed_size(tile: Tile, blocks: int) -> int:
 
 
 def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int, weights: Layout) -> TensorPacking:
-    """The packing for ``tile``, at any batch and length; ``channel_chunks``: of a tap chunk."""
+    """The packing for ``tile``, at any batch and length."""
     sizes = tile.row_tiles(problem), tile.tap_chunks(problem), channel_chunks
     return unique(TensorPacking, weights, tile, order, problem.groups, *sizes)

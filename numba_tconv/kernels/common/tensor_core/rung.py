@@ -1,4 +1,4 @@
-"""What the tensor-core rungs share on the host."""
+"""The host's part of the tensor-core rungs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str
 
 
 class TensorRung(Rung):
-    """A rung on tensor cores. ``order`` is its packed weights' (pack.py).
+    """A rung on tensor cores; ``order``: of packed weights (pack.py).
 
     ``choose(problem, precision)`` returns a configuration or None, ``make_kernel(config)`` its cached kernel."""
 

@@ -1,10 +1,10 @@
 """Operands of float32 numbers: one of TF32 or, in tf32x3, two of fp16.
 
-hi is the number rounded to eleven significant bits, lo the remainder. Three products make x * w; the fourth would add
-2^-22 of it.
+hi is the number rounded to eleven significant bits, lo the remainder. Three products make x * w; the fourth is 2^-22 of
+it.
 
-Powers of two, from the largest weight and from the largest x of a stage's windows, scale numbers into fp16's exponents.
-Sums are multiplied by both inverses. Numbers below 2^-17 of the largest lose at most 2^-39 of the largest."""
+Powers of two, of the largest weight and of the largest x of a stage's windows, scale numbers into fp16's exponents;
+sums are multiplied by both inverses. Numbers below 2^-17 of the largest lose at most 2^-39 of the largest."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from numba_tconv.ptx import (
     tf32_operand,
 )
 
-SPLIT_ROWS = 4  # of x, a lane
-MOST_SPLIT_TAPS = 3  # taps added on tensor cores, which truncate
+SPLIT_ROWS = 4
+MOST_SPLIT_TAPS = 3  # added by tensor cores, which truncate
 INFINITY = float32(math.inf)
 MANTISSA, ONE, NO_NUMBER = 23, 127, 255  # mantissa bits; biased exponents of 1 and infinity
 LARGEST = ONE + 14  # exponent of the largest scaled number, which may be rounded up
@@ -44,7 +44,6 @@ def exponent_of(number):
 
 @device_function
 def scale_of(exponent):
-    """Scale of numbers with this largest exponent."""
     return float_of((LARGEST + ONE - exponent) << MANTISSA)
 
 
@@ -57,14 +56,13 @@ def inverse_of(exponent):
 def scales_of(inverse):
     """``scales`` for ``split``, from the weights' inverse.
 
-    They are the least exponent of x for which both scales' inverse is normal, and the inverse's exponent less x's."""
+    They are x's least exponent for which both scales' inverse is normal, and that inverse's exponent less x's."""
     of_weights = int32(exponent_of(inverse) - LARGEST)
     return max(int32(LEAST), int32(1 - of_weights)), of_weights
 
 
 @device_function
 def exponent_of_warp(largest):
-    """Exponent of the warp's largest number, none negative."""
     return int32(redux_max(bits_of(largest)) >> MANTISSA)
 
 
@@ -89,7 +87,6 @@ def split_pair(low, high):
 
 @device_function
 def _largest_number(v, at, window, first):
-    """The largest finite magnitude."""
     largest = float32(0)
     for q in range(first, window):
         for h in range(SPLIT_ROWS):
@@ -106,7 +103,7 @@ def make_split(window: int, first: int):
     @device_function
     def split(v, at, scales):
         least, of_weights = scales
-        largest = cuda.local.array(SPLIT_ROWS, dtype=float32)  # shorter chains
+        largest = cuda.local.array(SPLIT_ROWS, dtype=float32)
         for h in range(SPLIT_ROWS):
             largest[h] = float32(0)
         for q in range(first, window):

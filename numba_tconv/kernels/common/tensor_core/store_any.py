@@ -34,7 +34,7 @@ def make_stage_rows(tile: Tile):
     """Build ``stage_rows``, which stages sums in memory order.
 
     ``values`` has, from ``first_value`` on, the lane's sums of ``count`` rows from the round's ``first_row`` on: two of
-    every eight rows, four columns each. ``offset``: Alignment.offset."""
+    every eight, four columns each. ``offset``: Alignment.offset."""
     span, spread, phases, run_pitch = tile.span, tile.spread, tile.phases, tile.pitch
     used_rows = tile.round_channels * tile.phases
     skip = tile.skip
@@ -88,14 +88,14 @@ def make_aim(tile: Tile, to_the_output: bool = False):
 
     @device_function
     def head_of(sample, channel, extent, out, warp):
-        """Index in y of the warp's first own output, if the tile lies in one sample."""
+        """Index in y of the warp's first own output, in one sample."""
         return (sample * out.channels + channel + warp) * out.length + extent.begin
 
     return aim, head_of
 
 
 def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
-    """Build the store of a round of channels of any tile. Returns the round's head.
+    """Build the store of a round of any tile. Returns the round's head.
 
     The bias is added if ``add_bias``, or if the tile has empty slots."""
     stride, dilation, all_rows, whole = tile.stride, tile.dilation, tile.taps.rows, tile.whole

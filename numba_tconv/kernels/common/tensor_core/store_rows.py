@@ -17,8 +17,6 @@ ROUND_ROWS = 8
 
 
 class Rounds(NamedTuple):
-    """Arguments of a tile's rounds."""
-
     sums: object
     lane_at: object
     y: object
@@ -27,14 +25,14 @@ class Rounds(NamedTuple):
     wanted: object  # by write
     team: int
     rows_left: int
-    further: int  # outputs from round to round
+    further: int
 
 
 def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int):
     """Build the store of a tile in one sample by ``warps`` warps.
 
     ``stage(k, sums, lane_at, buffer)`` puts rows ``8 * k`` to ``8 * k + 7`` ``buffer`` bytes behind the first buffer,
-    whose address is ``at``. ``lane_at`` is ``stage``'s own."""
+    which is at ``at``. ``lane_at`` is ``stage``'s own."""
     of_width = (_make_store(tile, warps, stage, buffers, buffer_bytes, width) for width in (4, 2, 1))
     by_fours, by_twos, by_ones = of_width
 
@@ -51,7 +49,7 @@ def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes:
 
 
 def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, width: int):
-    """The store for runs at multiples of ``width`` outputs, a lane's write."""
+    """The store for runs at multiples of ``width`` outputs."""
     rows, pitch, overlap, threads = tile.rows, tile.pitch, tile.overlap, 32 * warps
     warp_rows = ROUND_ROWS // warps
     step = 32 * width

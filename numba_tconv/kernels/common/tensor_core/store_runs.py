@@ -1,6 +1,6 @@
 """The store of the tensor-core rungs for tiles in one sample: nearly all.
 
-The code is straight-line, with predicates and several loads in flight, because nothing hides a branch or a load."""
+Nothing hides a branch or a load, so the code is straight-line, with predicates and several loads in flight."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def make_prepare(tile: Tile, warps: int):
 
 
 def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
-    """Build the load of the channels' biases, or zeros."""
+    """Build the load of biases, or zeros."""
     load_type, add_bias = ELEMENTS[tile.dtype].load, add_bias or tile.empty_slots
     all_channels, some_channels = _all_channels(tile, warps), _some_channels(tile, warps)
     round_channels = tile.round_channels

@@ -2,12 +2,12 @@
 
 Letters as in k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS; a column gives ``span`` outputs of each channel.
 
-* Whole: all rows of a channel, span = stride. A channel is one run, phases interleaved.
-* Part: a long stride, no dilation. Rows are phases; each column is one run.
-* Single: one row of taps, where phases of neighbouring outputs lie in columns far apart.
+* Whole: all rows of a channel, which is one run with interleaved phases.
+* Part: a long stride, no dilation. Rows are phases; each column is a run.
+* Single: one row of taps, where neighbouring phases lie in columns far apart.
 
-A whole tile computes a few columns twice, so that its runs begin and end on sectors, unless products outlast memory
-(``aligned`` is false)."""
+A whole tile computes a few columns twice, so that runs begin and end on sectors, unless products outlast memory (not
+``aligned``)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tile:
     channels: int
     span: int
     round_channels: int  # staged together
-    wide_outputs: bool = False  # float32 sums of 16-bit operands
+    wide_outputs: bool = False  # float32 sums
     aligned: bool = True
 
     @cached_property
@@ -67,7 +67,7 @@ class Tile:
 
     @property
     def depth(self) -> int:
-        """Channels of one product."""
+        """Channels of a product."""
         return KINDS[self.precision][1]
 
     @property
@@ -100,12 +100,11 @@ class Tile:
 
     @property
     def row_parts(self) -> int:
-        """Tiles of a channel's rows."""
         return 1 if self.whole else -(-self.taps.rows // self.phases)
 
     @property
     def reach(self) -> int:
-        """Columns that taps of a chunk reach back."""
+        """Columns that a chunk reaches back."""
         return (self.tap_chunk - 1) * self.taps.step
 
     @property
@@ -120,7 +119,7 @@ class Tile:
 
     @property
     def chunk_shift(self) -> int:
-        """Columns between windows of successive tap chunks."""
+        """Columns between windows of successive chunks."""
         return self.tap_chunk * self.taps.step if self.several_chunks else 0
 
     @cached_property
@@ -130,13 +129,13 @@ class Tile:
 
     @cached_property
     def overlap(self) -> int:
-        """Columns before the tile's own, in eights: for a run's first phases and early sector."""
+        """Columns before the tile's own, in eights: a run's first phases and early sector."""
         needed = _lag(self.taps) if self.whole else 0
         return -(-(needed + -(-(self.sector - 1) // self.span)) // 8) * 8
 
     @property
     def may_be_unaligned(self) -> bool:
-        """Whether it saves columns."""
+        """Whether unaligned runs save columns."""
         return self.whole and self.out_dtype.itemsize == 4 and replace(self, aligned=False).overlap < self.overlap
 
     @cached_property
@@ -145,7 +144,7 @@ class Tile:
 
     @property
     def depth_weights(self) -> int:
-        """Bytes of a depth's packed weights."""
+        """Bytes of packed weights."""
         return self.tap_chunk * self.parts * self.rows * self.depth * self.operand_size
 
     # The staging buffer: float32, run after run.
@@ -166,7 +165,6 @@ class Tile:
 
     @property
     def pitch(self) -> int:
-        """Elements from run to run."""
         run = COLUMNS * self.span + (self.spread * (self.phases - 1) if self.whole else 0)
         return -(-(staged_at(run, self.skip) + 4 + self.skip) // 4) * 4
 
@@ -203,7 +201,6 @@ class Tile:
         return -(-problem.taps.taps_per_row // self.tap_chunk)
 
     def last_taps(self, problem: Problem) -> int:
-        """Taps of the last chunk, in the longest row."""
         return problem.taps.taps_per_row - (self.tap_chunks(problem) - 1) * self.tap_chunk
 
     def channel_chunks(self, problem: Problem) -> int:
@@ -233,7 +230,7 @@ def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
 
 
 def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
-    """Taps of a window: a row's if they fit, else a chunk with few missing taps."""
+    """Taps of a window: a row if it fits, else a chunk with few missing taps."""
     t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
     most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
@@ -273,6 +270,5 @@ def make_tile(problem: Problem, precision: str, most_rows: int = ROWS, widest_wi
 
 
 def round_sizes(tile: Tile) -> list[int]:
-    """Possible ``round_channels``, most first."""
     fewest = tile.round_channels
     return [c for c in range(tile.channels, 0, -fewest) if tile.channels % c == 0 and c % fewest == 0]
