@@ -16,6 +16,7 @@ import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.arguments import Weights, arguments, weights_like
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.packed_weights import Packing, unique
 from numba_tconv.kernels.common.weight_box import Box, make_load_box
@@ -29,7 +30,7 @@ from numba_tconv.ptx import (
     store_run,
 )
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import Kernel, alike, flat, named
+from numba_tconv.runtime.kernel import Kernel, alike, flat
 from numba_tconv.runtime.layout import Layout
 
 from .fragments import mma_a, split_channel, wgmma_b_at
@@ -41,13 +42,6 @@ WORDS = 4
 SCALE = WORDS  # words behind packed split operands
 MAPS = wgmma_b_at, mma_a, split_channel
 ON_GPU = tuple(map(device_function, MAPS))
-
-
-class Weights(NamedTuple):
-    data: object  # (C_in, C_out/groups, K)
-    stride_c: int
-    stride_o: int
-    stride_k: int
 
 
 class Sizes(NamedTuple):
@@ -79,7 +73,7 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
     def pack_weights(weights, packed, sizes, way):
         griddepcontrol_launch_dependents()
         shared = cuda.shared.array(0, dtype=storage)
-        stage, strides = stage_of(sizes), (weights.stride_c, weights.stride_o, weights.stride_k)
+        stage, strides = stage_of(sizes), (weights.stride_i, weights.stride_o, weights.stride_k)
         lies = load_box(shared, weights.data, strides, stage.first, stage.left, sizes.kernel_size, way)
         limits = limits_of(stage.first, stage.first_row, stage.left, sizes.kernel_size)
         values = cuda.local.array(elements, dtype=float32)
@@ -93,8 +87,8 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
             store(packed, (int64(stage.number) * stage_vectors + e) * elements, values, 0)
             e = int32(e + THREADS)
 
-    weights, packed, sizes = _types(storage)
-    signature = weights, packed, sizes, types.int64
+    data = flat(storage)
+    signature = arguments(Weights, data=data), data, arguments(Sizes), types.int64
     return Kernel("pack_weights", pack_weights, signature, THREADS, box.shared_bytes, key=f"{tile!r} {order}")
 
 
@@ -111,7 +105,7 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
     def pack_split(weights, largest, packed, sizes, way):
         griddepcontrol_launch_dependents()
         shared = cuda.shared.array(0, dtype=float32)
-        stage, strides = stage_of(sizes), (weights.stride_c, weights.stride_o, weights.stride_k)
+        stage, strides = stage_of(sizes), (weights.stride_i, weights.stride_o, weights.stride_k)
         lies = load_box(shared, weights.data, strides, stage.first, stage.left, sizes.kernel_size, way)
         limits = limits_of(stage.first, stage.first_row, stage.left, sizes.kernel_size)
         values = cuda.local.array(elements, dtype=float32)
@@ -138,15 +132,9 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
         if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
             packed[uint64(packed.shape[0] - 1)] = inverse_of(exponent)
 
-    weights, packed, sizes = _types(float32)
-    signature = weights, packed, packed, sizes, types.int64
+    data = flat(float32)
+    signature = arguments(Weights, data=data), data, data, arguments(Sizes), types.int64
     return Kernel("pack_split", pack_split, signature, THREADS, box.shared_bytes, key=f"{tile!r} {order}")
-
-
-def _types(storage: types.Type) -> tuple:
-    data, integer = flat(storage), types.int64
-    weights = named(Weights, data=data, stride_c=integer, stride_o=integer, stride_k=integer)
-    return weights, data, named(Sizes, **dict.fromkeys(Sizes._fields, integer))
 
 
 # --- a block's weights ------------------------------------------------------------------------------------------------
@@ -259,7 +247,7 @@ class TensorPacking(Packing):
     @cached_property
     def launch(self) -> Callable[..., None]:
         w, tile = self.weights, self.tile
-        weights, packed = Weights(alike(w.shape, w.dtype, w.strides), *w.strides), alike((self.size,), w.dtype)
+        weights, packed = weights_like(w), alike((self.size,), w.dtype)
         sizes = Sizes(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups, *w.shape[1:])
         way = box_of(tile).way(w, tile.whole and not tile.several_chunks)
         kernel = kernel_of(tile, self.order)
