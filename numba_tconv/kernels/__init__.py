@@ -1,1 +1,1 @@
-"""The forward pass: a file or a folder a rung."""
+"""The rungs of the forward pass."""

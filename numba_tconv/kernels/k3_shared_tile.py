@@ -101,9 +101,9 @@ def make_kernel(config: Config) -> Kernel:
                     shared[uint64(target)] = value if inside else accumulator(0)
                     source, target = source + x.stride_c, int32(target + width)
                 e = int32(e + outputs)
-            e = int32(outputs - 1 - thread)  # from the end: threads that fetched less come first
+            e = int32(outputs - 1 - thread)  # threads that fetched less come first
             while e < w_elements:
-                co = int32(uint32(e) // uint32(taps))  # unsigned divides in 32 bits
+                co = int32(uint32(e) // uint32(taps))
                 k = int32(e - co * taps)
                 source, target = w_offset + co * w.stride_o + k * w.stride_k, int32(weights + k * pitch + co)
                 for _ in range(stage_channels):

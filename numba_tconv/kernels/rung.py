@@ -14,7 +14,7 @@ from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import Layout
 
 SUM_CHANNELS = 64  # summed apart: long sums lose digits
-BFLOAT16_CC = 8, 0  # the least that converts to bfloat16
+BFLOAT16_CC = 8, 0
 
 
 class Step(NamedTuple):

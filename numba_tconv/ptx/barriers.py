@@ -1,6 +1,6 @@
 """Barriers: bar.sync, and mbarriers in shared memory; registers of a warpgroup.
 
-An mbarrier is eight bytes. Its phase ends when all threads have arrived and all announced bytes have landed."""
+An mbarrier's phase ends when all threads have arrived and all announced bytes have landed."""
 
 from __future__ import annotations
 

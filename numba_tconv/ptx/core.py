@@ -77,7 +77,7 @@ def device_function(function):
 
 
 def repeated(function, count):
-    """A device function (k, state): ``function(k + z, state)`` for z below ``count``.
+    """(k, state): ``function(k + z, state)`` for z below ``count``.
 
     Straight-line, because an array indexed by a loop's variable lies in local memory."""
 

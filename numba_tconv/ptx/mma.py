@@ -1,7 +1,7 @@
 """Tensor-core products: mma.sync of a warp (from sm_80), wgmma of four (sm_90a).
 
 common/tensor_core/fragments.py says which lane holds what. An operand register is an int32: a tf32 number, or two
-16-bit elements, the one of smaller k in the lower half."""
+16-bit elements, smaller k in the lower half."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numba import types
 
 from .core import asm, f32, f64, i32, i64, instruction, no_meaning, word
 
-# k of an instruction (32 bytes).
+# k of a product.
 DEPTH = {"tf32": 8, "f16": 16, "bf16": 16}
 
 
@@ -25,7 +25,6 @@ def opaque(typingctx, value):
 
 
 def _accumulate(context, builder, array_type, array, at, count, text, constraints, operands, kind=f32):
-    """Run ``text`` on ``count`` accumulators from ``at`` on."""
     data = context.make_array(array_type)(context, builder, array).data
     slots = [builder.gep(data, [builder.add(at, ir.Constant(i64, z))]) for z in range(count)]
     struct = ir.LiteralStructType([kind] * count)
@@ -132,9 +131,10 @@ def wgmma_wait(pending):
 
 
 def wgmma_descriptor(address, leading, stride):
-    """Descriptor of an unswizzled K-major operand: bytes between core matrices along k, and along n.
+    """Descriptor of an unswizzled K-major operand.
 
-    A core matrix is 8 rows of 16 bytes. All are multiples of 16."""
+    ``leading``, ``stride``: bytes between core matrices (8 rows of 16 bytes) along k, and along n. All are multiples of
+    16."""
     return (address >> 4 & 0x3FFF) | (leading >> 4) << 16 | (stride >> 4) << 32
 
 

@@ -48,7 +48,6 @@ class Config:
 
     @cached_property
     def run(self) -> int:
-        """Positions, then outputs, of a thread."""
         return self.vectors * self.vector
 
     @cached_property

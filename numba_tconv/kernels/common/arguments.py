@@ -21,8 +21,6 @@ class Signal(NamedTuple):
 
 
 class PlacedSignal(NamedTuple):
-    """A Signal read in vectors of 16 bytes."""
-
     data: object
     offset: int  # elements from a multiple of 16 bytes
     stride_n: int
@@ -47,7 +45,7 @@ class Bias(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A problem's sizes, and the progression of an output's taps."""
+    """A problem's sizes, and the progression of taps."""
 
     length: int
     in_per_group: int

@@ -1,4 +1,4 @@
-"""Division in 32 bits, because GPUs lack a 64-bit one."""
+"""32-bit division, because GPUs lack a 64-bit one."""
 
 from numba import int32, uint32
 
@@ -7,6 +7,6 @@ from numba_tconv.ptx import device_function
 
 @device_function
 def divided(a, b):
-    """Quotient and remainder of two non-negative int32."""
+    """Quotient and remainder of non-negative int32."""
     quotient = int32(uint32(a) // uint32(b))
     return quotient, int32(a - quotient * b)

@@ -54,7 +54,7 @@ class _Packed(NamedTuple):
 class FrozenWeights:
     """Weights (C_in, C_out/groups, K) whose values never change, with their packed forms.
 
-    Pass ``tensor`` to the operator in place of the parameter. A copy, cast or view of it is packed in every call."""
+    Pass ``tensor`` to the operator in place of the parameter. Its copies, casts and views are packed in every call."""
 
     def __init__(self, weights: torch.Tensor):
         self.tensor = weights.detach()
@@ -97,15 +97,15 @@ class _Packings:
 
 
 def packed_weights(w: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, bool]:
-    """Pack ``w`` in every call, frozen weights once, because torch does not tell when values change.
+    """Pack ``w``: frozen weights once, others in every call, because torch does not tell when values change.
 
-    Returns the packed weights, ready on the current stream, and whether its newest launch packed them."""
+    Returns packed weights, ready on the current stream, and whether its newest launch packed them."""
     packings = getattr(w, "packings", None)
     return (packing(w), True) if packings is None else (packings.packed(w, packing), False)
 
 
 def after_packing(packing: Packing, launch: Prepared) -> Callable[..., None]:
-    """Build a function (x, w, bias, y) that calls ``launch`` with packed weights.
+    """Build (x, w, bias, y), which calls ``launch`` with packed weights.
 
     Frozen weights take the ordinary launch: an early one reads x before it waits (Kernel.prepare), and the kernel
     before it may still write x."""

@@ -23,7 +23,7 @@ class Pipe(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A turn at a stage, and the parity to wait for: first FULL for a consumer, EMPTY for a producer."""
+    """A turn at a stage, and the parity to wait for: first FULL for consumers, EMPTY for producers."""
 
     stage: int
     parity: int

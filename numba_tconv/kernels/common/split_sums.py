@@ -1,6 +1,6 @@
 """Split-K over input channels, for problems whose tiles are too few to fill a GPU.
 
-The split is a grouped problem on the same tensors, with float32 partial sums as outputs. A second kernel adds them in a
+The split is a grouped problem on the same tensors; its float32 outputs are partial sums. A second kernel adds them in a
 fixed order, adds the bias and converts."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_SUMS = 2**31 - 1  # in 32 bits
 
 @lru_cache(maxsize=1024)
 def split(problem: Problem, splits: int) -> Problem:
-    """The problem whose outputs (N, groups, splits, C_out/groups, L_out) are the partial sums."""
+    """The problem with outputs (N, groups, splits, C_out/groups, L_out), the partial sums."""
     if splits == 1:
         return problem
     return replace(problem, out_channels=splits * problem.out_channels, groups=splits * problem.groups, bias=False)
@@ -82,8 +82,8 @@ def _load_one(values, z, sums, index):
 def make_add_up(element: Element, width: int):
     """Build the addition of ``width`` neighbouring outputs of a group, from output ``e`` on.
 
-    ``totals`` receives bias plus sums, in float32. ``first_sum``: index in the first part. ``values``: a local array of
-    BATCH * ``width``."""
+    ``totals`` receives bias plus sums, in float32. ``first_sum``: index in the first part. ``values``: BATCH *
+    ``width``."""
     load, load_sums = element.load, _load_one if width == 1 else load_vector
 
     @device_function
@@ -120,7 +120,7 @@ def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
     def partial_sum(partials, bias, y, splits, group_outputs, out_length, width):
         e = int32(cuda.grid(1) * width)
         parts, out_length = Parts(partials, int32(splits), int32(group_outputs)), int32(out_length)
-        group = int32(uint32(e) // uint32(parts.group_outputs))  # of all samples
+        group = int32(uint32(e) // uint32(parts.group_outputs))
         first_sum = int32(e + group * (parts.splits - 1) * parts.group_outputs)
         values, totals = cuda.local.array(all_values, dtype=float32), cuda.local.array(VECTOR, dtype=float32)
         if early:

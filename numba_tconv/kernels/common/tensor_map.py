@@ -1,6 +1,6 @@
 """Tensor maps on the host: the boxes that the copy engine fetches (ptx/tensor_maps.py).
 
-Tensors laid out alike share a map; a kernel writes the address in."""
+Tensors laid out alike share a map; kernels write addresses in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAP_BYTES = 128
 MAP_WORDS = MAP_BYTES // 8
 ALIGNMENT = 16  # bytes
 LONGEST_STRIDE = 1 << 40  # bytes
-LARGEST_BOX = 256  # elements along a dimension
+LARGEST_BOX = 256  # elements
 LARGEST_SIZE = (1 << 31) - (1 << 16)  # elements: coordinates are int32
 
 
@@ -52,7 +52,7 @@ def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
 
 
 def lies_in_rows(tensor: Layout) -> bool:
-    """Whether one map describes (N, C, L): contiguous rows at multiples of 16 bytes."""
+    """Whether one map describes (N, C, L): contiguous, aligned rows."""
     distances = row_bytes(tensor.shape, tensor.strides, tensor.dtype.itemsize)
     return (
         tensor.offset % ALIGNMENT == 0
@@ -110,7 +110,7 @@ def _hand_over(maps, at):
 
 @device_function
 def publish(template, address, maps, at, lane):
-    """Publish ``template`` with ``address`` to global ``maps``, by a whole warp; ``at``: 128 shared bytes.
+    """Publish ``template`` with ``address`` to global ``maps``, by a warp; ``at``: 128 shared bytes.
 
     Copies need an acquire first."""
     _stage(template, at, lane)
@@ -120,9 +120,9 @@ def publish(template, address, maps, at, lane):
 
 
 def make_publish(itemsize: int):
-    """Build ``publish`` and ``acquire``, by a whole warp: ``boxes`` maps, each of every ``boxes``-th channel.
+    """Build ``publish`` and ``acquire``, by a warp: ``boxes`` maps, each of every ``boxes``-th channel.
 
-    A map begins at the multiple of 16 bytes before its first row. ``maps``: global address. ``at``: 128 shared bytes.
+    A map begins at the multiple of 16 bytes before its first row. ``maps``: global address; ``at``: 128 shared bytes;
     ``early``: elements from a multiple of 16 bytes to the tensor."""
     vector = ALIGNMENT // itemsize
     replace_length, replace_channels = tensormap_replace_size(0), tensormap_replace_size(1)

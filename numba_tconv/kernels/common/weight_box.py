@@ -1,7 +1,7 @@
 """A stage's weights, copied to shared memory as they lie: the first half of every packing kernel.
 
 Neighbours in global memory are one channel's taps, in a packed stage different channels. So a block copies a box along
-the taps, in 16 bytes where its runs allow it, and gathers from shared memory."""
+the taps, in 16 bytes where runs allow it, and gathers from shared memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Box:
     channels: int
     taps: int  # of a row
     phases: int
-    rows: int  # of an output channel; also between a row's taps
+    rows: int  # of an output channel
 
     @property
     def vector(self) -> int:
@@ -39,7 +39,7 @@ class Box:
 
     @property
     def run(self) -> int:
-        """Most weights of an input channel, in vectors."""
+        """Weights of an input channel, in vectors."""
         return -(-self.channels * self.taps * self.phases // self.vector) * self.vector
 
     @property
@@ -81,7 +81,7 @@ class Limits(NamedTuple):
     outputs: int
     phases: int
     taps: int
-    whole: bool  # the whole box exists
+    whole: bool
 
 
 class LoadBox(NamedTuple):
@@ -93,7 +93,7 @@ class LoadBox(NamedTuple):
       Missing weights keep their old content.
     * ``at(pitch, k, channel, tap, phase)``: index in ``shared``.
     * ``limits(first, row, left, kernel_size)``: how many weights exist.
-    * ``within(limits, k, channel, tap, phase)``: whether a weight exists."""
+    * ``within(limits, k, channel, tap, phase)``: whether one exists."""
 
     load: Callable
     at: Callable

@@ -1,7 +1,7 @@
 """The depthwise rung's direct form, for 16 bits: threads read inputs from global memory into registers.
 
-In a pass a thread makes 16 bytes of outputs. A pass advances by whole strides and loads, so one case of straight-line
-code serves all passes."""
+A thread makes 16 bytes of outputs in a pass. Passes advance by whole strides and loads, so all run one case of
+straight-line code."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class DirectConfig:
     lanes: int = 128
     threads: int = 128
     passes: int = 16
-    runs: int = 2  # in flight at once
+    runs: int = 2  # in flight
     min_blocks: int = 2
 
     @property
     def families(self) -> int:
-        """Output z is of family z mod families, which has one phase."""
+        """Output z belongs to family z mod families, of one phase."""
         return min(self.taps.stride, VECTOR)
 
     @property

@@ -6,8 +6,8 @@ outputs, aligned even in rows of odd lengths.
 * A pass advances by whole strides: a thread's outputs keep their phases, and its weights stay in registers.
 * Outputs of a vector a stride apart are a family: they share weights and nearly all inputs.
 
-Where weights are many or phases repeat only beyond a team, taps stay loops. direct.py takes 16-bit layers of one input
-channel a group and equal taps in all phases, long.py more weights than registers hold."""
+direct.py takes 16-bit layers of one input channel a group and equal taps in all phases, long.py more weights than
+registers hold."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def make_kernel(config: Config) -> Kernel:
         j = int32(0)
         while j < out_per_group:
             target = (row * out_per_group + j) * sizes.out_length
-            overhang = int32((y.offset + target) & (vector - 1))  # outputs before the stretch
+            overhang = int32((y.offset + target) & (vector - 1))
             o = first_output - overhang + lane * vector
             outputs_left = int32(min(sizes.out_length - o, passes * step - lane * vector))
             skip = int32(max(-o, 0))
@@ -292,7 +292,7 @@ class Depthwise(Rung):
 
     def tiny_configs(self, problem, dtype):
         channels = problem.in_channels_per_group, problem.out_channels_per_group
-        # One pass, or several; two rows a block; phases that do not repeat.
+        # One pass or several; two rows a block; phases that do not repeat.
         staged = [Config(dtype, problem.taps, *channels, *sizes) for sizes in ((4, 8, 1), (8, 8, 64), (2, 6, 1))]
         return [*staged, *depthwise_direct.tiny(problem, dtype), *depthwise_long_config.tiny(problem, dtype)]
 

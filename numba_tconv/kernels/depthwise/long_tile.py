@@ -23,11 +23,11 @@ THREADS = 128, 64, 32
 MOST_SUMS = 64
 MOST_ROWS = 16  # phases times output channels
 MOST_REACH = 16
-MOST_PRODUCTS = 1024  # of straight-line code
+MOST_PRODUCTS = 1024
 OTHER_REGISTERS = 4, 12  # with one chunk, with several
-MOST_BLOCKS = 24  # of a multiprocessor
+MOST_BLOCKS = 24
 WARP, PARTITIONS = 32, 4
-LONGEST_SUM = 64  # float32 products summed one by one
+LONGEST_SUM = 64  # of float32 products
 ENOUGH_BLOCKS = 264
 MOST_TERMS = 128  # more favour tensor cores
 MINIMUM_CC = (8, 0)  # for cp.async
@@ -88,7 +88,6 @@ class LongConfig:
 
     @property
     def hop(self) -> int:
-        """Inputs from chunk to chunk."""
         return self.chunk // self.taps.rows * self.taps.step
 
     def reach(self, taps: int) -> int:
@@ -103,12 +102,10 @@ class LongConfig:
 
     @cached_property
     def width(self) -> int:
-        """Inputs of a channel."""
         return -(-(self.halo + self.span) // self.vector) * self.vector
 
     @cached_property
     def weight_pitch(self) -> int:
-        """Weights of an input channel."""
         each = 16 // self.sum_bytes
         return -(-self.taps.kernel_size * self.out_per_group // each) * each
 

@@ -1,4 +1,4 @@
-"""Shared by the depthwise kernels: limits, blocks of rows, and what a gradient's positions meet."""
+"""Limits, blocks of rows, and what a gradient's positions meet."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ GRID_AXIS = 65_535
 
 
 class Meeting:
-    """What a gradient's positions meet in grad_output."""
-
     dtype: torch.dtype
     taps: Taps
     positions: int
@@ -83,11 +81,11 @@ def offset_of(tensor: Layout) -> int:
 def read_in_place(config) -> bool:
     """Whether a gradient converts grad_output in place, in vectors of 16 bytes.
 
-    For 16 bits and few products, if all threads' runs begin at the same place of a vector."""
+    For 16 bits, few products, and runs at the same place of a vector in all threads."""
     same = config.positions * config.taps.stride % config.vector == 0
     return config.dtype.itemsize == 2 and same and len(config.products) <= MOST_IN_PLACE
 
 
 def placed(products: tuple, vector: int) -> tuple:
-    """The products (sum, factor, place in the run), by place of a vector where the run begins."""
+    """The products (sum, factor, place in the run), by place of a vector where runs begin."""
     return tuple(tuple((s, i, lead + j) for s, i, j in products) for lead in range(vector))

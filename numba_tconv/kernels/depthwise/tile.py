@@ -42,7 +42,7 @@ class Config:
 
     @cached_property
     def families(self) -> int:
-        """Output z is of family z mod families, which has one phase."""
+        """Output z belongs to family z mod families, of one phase."""
         return self.taps.stride if self.vector % self.taps.stride == 0 else self.vector
 
     @cached_property
@@ -69,7 +69,7 @@ class Config:
 
     @cached_property
     def active(self) -> int:
-        """Lanes that compute, in whole periods."""
+        """Lanes that compute: whole periods."""
         return self.lanes // self.period * self.period if self.keeps_weights else self.lanes
 
     @cached_property

@@ -26,7 +26,7 @@ _dynamic = FakeCUDAShared.array
 
 
 def array(shared: FakeCUDAShared, shape, dtype, alignment=None):
-    """cuda.shared.array: one for a source line and block; dynamic memory if ``shape`` is 0."""
+    """cuda.shared.array: one a source line and block; dynamic memory if ``shape`` is 0."""
     if shape == 0 or alignment is not None:
         return _dynamic(shared, shape, dtype, alignment)
     caller = sys._getframe(1)
@@ -55,7 +55,7 @@ class Thread(kernel.BlockThread):
         while True:
             self.turn.acquire()
             try:
-                super().run()  # keeps every Exception
+                super().run()
             except BaseException as error:
                 self.exception = error, error.__traceback__
             self.ended = True

@@ -1,4 +1,4 @@
-"""16 bytes between shared memory and registers; n elements."""
+"""Between shared memory and registers, 16 bytes (n elements) at a time."""
 
 from __future__ import annotations
 

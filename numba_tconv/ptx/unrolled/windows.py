@@ -1,6 +1,6 @@
 """Sums in registers of products from shared memory.
 
-A warp reads a vector of weights as one broadcast. Granules without a product are not loaded."""
+A warp's load of weights is one broadcast. Granules without a product are not loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def multiply_window(element, products, apart):
     elements) and ``weights`` (accumulators) are shared. ``at`` is a multiple of GRANULE; both first elements lie at
     multiples of 16 bytes, or of a granule if less."""
     size = element.storage.bitwidth // 8
-    each = 128 // element.accumulator.bitwidth  # weights in one load
+    each = 128 // element.accumulator.bitwidth
 
     @instruction(lambda *arguments: multiplied_window(element, products, apart, *arguments))
     def multiply_window_of(typingctx, sums, inputs, at, weights, first):

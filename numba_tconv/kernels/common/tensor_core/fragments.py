@@ -1,10 +1,10 @@
 """Which lane holds which element of a tensor-core operand, as PTX defines it.
 
-``i``: register; ``h``: its half; ``halves``: elements in a register."""
+``i``: register; ``h``: its half; ``halves``: its elements."""
 
 
 def wgmma_b(n, k, rows, elements):
-    """Offset, in elements, of (k, n) in a K-major, unswizzled B in shared memory.
+    """Offset, in elements, of (k, n) in a K-major, unswizzled B.
 
     Core matrices of 8 columns by ``elements`` (16 bytes) follow one another, along n first."""
     return ((k // elements * (rows // 8) + n // 8) * 8 + n % 8) * elements + k % elements

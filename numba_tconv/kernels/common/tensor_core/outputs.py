@@ -6,11 +6,9 @@ from typing import NamedTuple
 
 
 class Alignment(NamedTuple):
-    """How an output's runs lie."""
-
     shift: int  # elements from a sector to y
     quantum: int  # staged outputs loaded together: 4, 2 or 1
-    offset: int  # of staged outputs in the buffer
+    offset: int  # in the buffer
     whole: int  # 1 if lanes' writes do not span samples, else 0
 
 
@@ -35,14 +33,14 @@ class Extent(NamedTuple):
     begin: int  # the tile's first own output
     next_sample: int
     next_begin: int
-    lowest: int  # the sample's outputs, from the tile's own on
+    lowest: int  # the sample's outputs, from ``begin`` on
     highest: int
     goes_on: bool  # the next tile has the same sample
     ends: bool  # the next tile begins a sample
 
 
 class Place(NamedTuple):
-    """The outputs of a tile, or of a round of its channels."""
+    """The outputs of a tile, or of a round."""
 
     sample: int
     column: int

@@ -1,7 +1,7 @@
 """Packed weights of the tensor-core rungs, rounded once. A block packs a stage.
 
 Order: (group, row tile, tap chunk, channel chunk, operand half, tap). A tap is a K-major shared operand of wgmma, or
-for mma.sync 16 bytes a lane: four registers of A. Missing channels, rows and taps are zeros.
+mma.sync's A, 16 bytes a lane. Missing channels, rows and taps are zeros.
 
 Split operands are fp16, scaled by a power of two, whose inverse is the last element."""
 
@@ -137,11 +137,8 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
     return Kernel("pack_split", pack_split, signature, THREADS, box.shared_bytes, key=f"{tile!r} {order}")
 
 
-# --- a block's weights ------------------------------------------------------------------------------------------------
-
-
 def make_place(tile: Tile, order: str, maps: tuple = MAPS) -> Callable:
-    """Build (element ``e`` of a tap) -> (row, channel)."""
+    """(element ``e`` of a tap) -> (row, channel)."""
     rows, elements, halves = tile.rows, 16 // tile.operand_size, 4 // tile.operand_size
     of_wgmma, of_mma, of_split = maps
 
@@ -216,9 +213,6 @@ def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -
                 values[u] = value if exists else float32(0)
 
     return gather
-
-
-# --- the launch -------------------------------------------------------------------------------------------------------
 
 
 def largest_of(w: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from numba_tconv.runtime.device import H200
 from .pack import kernel_of
 from .tile import Tile
 
-FEWEST_CHANNELS = 8  # of a group
+FEWEST_CHANNELS = 8
 
 
 def default_precision(dtype: torch.dtype) -> str:

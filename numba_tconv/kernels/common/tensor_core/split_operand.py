@@ -1,10 +1,10 @@
 """Operands of float32 numbers: one of TF32 or, in tf32x3, two of fp16.
 
-hi is the number rounded to eleven significant bits, lo the remainder. Three products make x * w; the fourth is 2^-22 of
+hi is the number rounded to eleven significant bits, lo the remainder. x * w is three products; the fourth is 2^-22 of
 it.
 
-Powers of two, of the largest weight and of the largest x of a stage's windows, scale numbers into fp16's exponents;
-sums are multiplied by both inverses. Numbers below 2^-17 of the largest lose at most 2^-39 of the largest."""
+Powers of two, from the largest weight and the largest x of a stage's windows, scale numbers into fp16's exponents; sums
+are multiplied by both inverses. Numbers below 2^-17 of the largest lose at most 2^-39 of the largest."""
 
 from __future__ import annotations
 

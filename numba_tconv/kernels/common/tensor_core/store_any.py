@@ -1,6 +1,6 @@
 """The general store of the tensor-core rungs: staged sums leave as long aligned runs.
 
-The buffer holds a channel's outputs in memory order. Addresses alone decide where a run begins and ends."""
+The buffer holds a channel's outputs in memory order. Addresses alone decide where runs begin and end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make_stage_rows(tile: Tile):
 
 
 def make_aim(tile: Tile, to_the_output: bool = False):
-    """Build ``aim`` and ``head_of`` for a tile whose own outputs begin at ``column`` of ``sample``.
+    """Build ``aim`` and ``head_of`` of a tile from ``column`` of ``sample`` on.
 
     ``to_the_output``: runs may begin and end anywhere."""
     stride, span, advance, sector, whole = tile.stride, tile.span, tile.advance, tile.sector, tile.whole

@@ -22,7 +22,7 @@ class Rounds(NamedTuple):
     y: object
     target: object  # index in y of the lane's first output, by row of the warp
     source: object  # its address in the first buffer
-    wanted: object  # by write
+    wanted: object
     team: int
     rows_left: int
     further: int

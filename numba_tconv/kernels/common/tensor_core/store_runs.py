@@ -25,12 +25,10 @@ def channels_of_a_warp(tile: Tile, warps: int) -> int:
 
 
 def most_channels(tile: Tile) -> int:
-    """Channels whose runs fit in registers."""
     return 4 if tile.span * tile.out_dtype.itemsize == 2 else 2
 
 
 def keeps_runs(tile: Tile, warps: int) -> bool:
-    """Whether ``runs`` are kept from round to round."""
     return channels_of_a_warp(tile, warps) <= most_channels(tile)
 
 
@@ -75,7 +73,7 @@ def make_run_of(tile: Tile):
 
 
 def make_prepare(tile: Tile, warps: int):
-    """Build ``prepare``, which fills ``runs`` from a warp's ``z0``-th channel on, in one sample."""
+    """Build ``prepare``, which fills ``runs`` from a warp's ``z0``-th channel on."""
     span, overlap = tile.span, tile.overlap
     round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.out_dtype.itemsize
     channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)

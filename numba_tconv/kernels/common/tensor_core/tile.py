@@ -36,7 +36,7 @@ class Tile:
     precision: str
     stride: int
     dilation: int
-    tap_chunk: int  # taps of a row in one window
+    tap_chunk: int  # taps of a window
     several_chunks: bool
     phases: int  # rows of a channel
     channels: int
@@ -82,7 +82,7 @@ class Tile:
 
     @property
     def rows(self) -> int:
-        """Rows, up to whole core matrices."""
+        """In whole core matrices."""
         return -(-self.channels * self.phases // 8) * 8
 
     @property
@@ -144,7 +144,6 @@ class Tile:
 
     @property
     def depth_weights(self) -> int:
-        """Bytes of packed weights."""
         return self.tap_chunk * self.parts * self.rows * self.depth * self.operand_size
 
     # The staging buffer: float32, run after run.
@@ -170,7 +169,6 @@ class Tile:
 
     @property
     def staging(self) -> int:
-        """Elements of the buffer, in fours."""
         runs = self.rows // self.rounds if self.span == 1 else self.round_channels
         return -(-runs * self.pitch // 4) * 4
 
