@@ -1,1 +1,1 @@
-"""The gradients for input, weight and bias."""
+"""The three gradients."""

@@ -1,8 +1,7 @@
 """Planes: grad_output with its phases separated, for the copy engine.
 
-Column j of plane (co, a), an output channel and a phase, is ``grad_output[co, j*stride - padding + a*dilation]``, or
-zero outside. So elements are adjacent and rows begin at multiples of 16 bytes. A thread copies words (one element, or
-two of 16 bits) of a channel's planes; planes_turned.py is for long strides."""
+A plane is the row of a pair (window.py), zero outside. Elements are adjacent and rows begin at multiples of 16 bytes.
+planes_turned.py is for long strides."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ from .planes_turned import Sizes
 THREADS = 128
 LOADS = 8  # words in flight, at least
 GRID_AXIS = 65_535
-BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # a copied element
+BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # by itemsize
 WORD = 4  # bytes
-MOST_PHASES = 16  # that a thread copies
+MOST_PHASES = 16  # copied by a thread
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Config:
     itemsize: int
     stride: int
     dilation: int
-    phases: int  # with taps
+    phases: int
 
     @property
     def kind(self):
@@ -98,7 +97,7 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def columns_of(problem: Problem) -> int:
-    """Columns of a plane: positions, and what taps reach beyond."""
+    """Positions, and the columns that taps reach beyond."""
     return problem.length + (problem.taps.taps_per_row - 1) * problem.taps.step
 
 
@@ -124,7 +123,7 @@ def too_many_rows(problem: Problem) -> str | None:
 
 
 def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """Planes of ``grad_output`` (N, C_out, L_out), of any strides: a view (N, C_out * phases, columns).
+    """The planes of ``grad_output`` (N, C_out, L_out), of any strides: a view (N, C_out * phases, columns).
 
     Rows begin at multiples of 16 bytes. Launched on torch's current stream."""
     config, columns = make_config(problem, grad_output.dtype), columns_of(problem)

@@ -1,8 +1,8 @@
 """Planes of a long stride: squares of grad_output transposed in registers.
 
-A square is as many columns as 16 bytes have elements, by as many phases. A thread loads a vector of each column and
-stores one of each phase, through shared memory, to write whole sectors. Where phases are not adjacent or aligned, or
-grad_output ends within a vector, it loads single elements."""
+A square is 16 bytes of columns by as many phases. A thread loads a vector of each column (single elements where phases
+are not adjacent and aligned, or grad_output ends) and stores one of each phase, through shared memory, to write whole
+sectors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from numba_tconv.kernels.common.tensor_map import ALIGNMENT
 from numba_tconv.ptx import device_function, load_vector, recomputed, repeated, store_vector
 from numba_tconv.runtime.kernel import Kernel, flat
 
-SQUARES = 8  # of a tile along the phases
+SQUARES = 8  # along phases
 COLUMNS = 96
-RESIDENT = 1152  # threads of a multiprocessor, at least
+RESIDENT = 1152  # threads of a multiprocessor
 WORDS = 4
 
 
@@ -30,22 +30,20 @@ class Sizes(NamedTuple):
     padding: int
     columns: int
     pitch: int
-    rows: int  # of grad_output, over all samples
+    rows: int
 
 
 class Square(NamedTuple):
     data: object
-    source: int  # element of the first column and phase
-    first_output: int  # output of the same
+    source: int
+    first_output: int
     out_length: int
 
 
 class Staging(NamedTuple):
-    """A square in shared memory."""
-
     shared: object
-    vector: int  # its first
-    pitch: int  # vectors between two phases
+    vector: int
+    pitch: int  # vectors between phases
 
 
 # A square stays in words: 16-bit elements would take a register each.
@@ -70,7 +68,7 @@ def _only(word, upper):
 
 
 def _make_turn_vectors(config) -> Callable:
-    """Build the loads of a square of aligned vectors, each wholly inside or outside."""
+    """For squares of aligned vectors, each wholly inside or outside."""
     stride, kind, vector = config.stride, config.kind, ALIGNMENT // config.itemsize
     of_word = 4 // config.itemsize
     word, word_of, element_of = (types.uint32, _pair, _half) if of_word == 2 else (kind, _element, _only)
@@ -108,7 +106,7 @@ def _make_turn_vectors(config) -> Callable:
 
 
 def _make_turn_elements(config) -> Callable:
-    """Build the loads of up to ``phases_left`` phases of any square."""
+    """For any square, of up to ``phases_left`` phases."""
     stride, dilation, kind, vector = config.stride, config.dilation, config.kind, ALIGNMENT // config.itemsize
 
     @device_function
@@ -129,7 +127,6 @@ def _make_turn_elements(config) -> Callable:
 
 @cache
 def make_kernel(config) -> Kernel:
-    """The kernel of planes.py's configuration and arguments."""
     stride, dilation, phases, kind = config.stride, config.dilation, config.phases, config.kind
     itemsize, squares = config.itemsize, SQUARES
     vector, narrow = ALIGNMENT // itemsize, itemsize == 2
@@ -137,7 +134,7 @@ def make_kernel(config) -> Kernel:
     threads = squares * (COLUMNS // vector)
     shared_bytes = (tile_phases * (COLUMNS // vector) + squares) * ALIGNMENT
     span = (vector - 1) * stride + vector
-    side_by_side = dilation == 1 and stride % vector == 0  # all of a square's vectors are aligned, or none
+    side_by_side = dilation == 1 and stride % vector == 0  # a square's vectors are all aligned, or none
     turn_vectors, turn_elements = _make_turn_vectors(config), _make_turn_elements(config)
 
     def planes_turned(grad_output, planes, sizes):
@@ -156,8 +153,8 @@ def make_kernel(config) -> Kernel:
         width = min(share, int32(vectors - first_vector))
         tile_phase = int32(strip * tile_phases)
         phases_left = min(int32(phases - tile_phase), int32(tile_phases))
-        # Eight vectors fill all banks. One is left out after every 1 << skip phases, so that eight of adjacent squares,
-        # or in a row, share no bank.
+        # A vector is left out after every 1 << skip phases, so that eight vectors of adjacent squares, or in a row,
+        # share no bank.
         skip = int32(3) if narrow else int32(2 + (width & 1))
         k, phase = divided(thread, int32(squares))
         phase = int32(phase * vector)

@@ -1,4 +1,4 @@
-"""The interface of a gradient's rung."""
+"""The interface of gradient rungs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba_tconv.kernels.rung import Rung, Step
 from numba_tconv.runtime.device import H200, Device
 from numba_tconv.runtime.layout import Layout
 
-FEWEST_CHANNELS = 16  # of a group, and pairs of a channel and a phase or tap, for tensor cores
+FEWEST_CHANNELS = 16  # of a group, or pairs with a phase or tap, for tensor cores
 
 
 def too_few(channels: int) -> str:
@@ -19,22 +19,22 @@ def too_few(channels: int) -> str:
 
 
 class GradientRung(Rung):
-    """One way to compute a gradient; ``problem`` is that of the forward pass."""
+    """Computes a gradient; ``problem`` is the forward pass's."""
 
     of: str  # "grad_input", "grad_weight" or "grad_bias"
     tensor_cores = False
     memory_bound = False  # tensor cores do not help
 
     def config(self, problem: Problem, dtype: torch.dtype, device: Device | None = None, precision: str | None = None):
-        """The compile-time choices on ``device`` (None: the H200), equal for equal machine code. ``precision`` None:
-        the dtype's fastest."""
+        """Compile-time choices on ``device`` (None: the H200), equal for equal machine code. ``precision`` None: the
+        dtype's fastest."""
         raise NotImplementedError
 
     def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):
         return self.config(problem, dtype, device=device, precision=precision)
 
     def steps(self, config, problem: Problem, device: Device = H200) -> list[Step]:
-        """What ``run`` may launch, in order; not every layout needs all copies and sums."""
+        """What ``run`` may launch, in order; layouts may need less."""
         raise NotImplementedError
 
     def run(self, *operands_result_problem, **choice) -> None:
@@ -47,5 +47,5 @@ class GradientRung(Rung):
         self.prepare(*map(Layout.of, tensors), problem, *config, **choice)(*tensors)
 
     def prepare(self, *layouts_problem, config=None, precision: str | None = None) -> Callable[..., None]:
-        """``run`` for Layouts: a function of the operands and the result."""
+        """``run`` for Layouts: returns a function of operands and result."""
         raise NotImplementedError

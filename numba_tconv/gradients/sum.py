@@ -1,4 +1,4 @@
-"""The second stage of gradients with long sums: adds partial sums in float64, in a fixed order."""
+"""The second stage of long sums, in float64 and a fixed order."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def added_up(launch: Callable, result: Layout, splits: int) -> Callable:
-    """A function of operands and result: ``launch``, of operands and partial sums (splits, *shape), and the second
-    stage."""
+    """A function of operands and result: ``launch(*operands, partials)``, with partials (splits, *shape), then the
+    second stage."""
     kind, elements = accumulator_of(result.dtype), math.prod(result.shape)
     if splits == 1 and kind == result.dtype:
         return launch

@@ -1,7 +1,7 @@
 """Shared parts of the wgmma gradients: ring, mainloop, tensors.
 
-Operand A is in registers, loaded from windows of grad_output. Operand B is rows of 128 bytes a stage in shared memory,
-swizzled by the copy engine. One warp produces, two warpgroups consume."""
+Operand A is in registers, from windows of grad_output; operand B in shared memory, in swizzled rows of 128 bytes. One
+warp produces, two warpgroups consume."""
 
 from __future__ import annotations
 
@@ -37,32 +37,30 @@ from .rung import GradientRung
 
 KNOWN = "tf32", "fp16", "bf16"
 CONSUMERS = 2  # warpgroups
-THREADS = (CONSUMERS + 1) * 128  # one warp of the last warpgroup is the producer
-REGISTERS = 240, 24  # of consumers, of the producer
+THREADS = (CONSUMERS + 1) * 128  # the last warpgroup's first warp produces
+REGISTERS = 240, 24
 BLOCK = 64  # rows of one product
-ROW = 128  # bytes of a row of B in a stage
+ROW = 128  # bytes of a row of B
 PRODUCTS = 4  # of a stage: 32 bytes of a row each
 MOST_CHANNELS = 256  # columns of one product
 MOST_STAGES, FEWEST_STAGES = 8, 3
-# Fitted: bytes that arrive a clock; clocks between boxes; clocks of a stage beside its products.
+# Fitted: bytes arriving a clock; clocks between boxes; a stage's clocks beside its products.
 ARRIVING, BOX_CLOCKS, STAGE_CLOCKS = 45, 94, 80
 SHARED = 128  # bytes a clock
-LONGEST_SIGNAL = 1 << 30  # elements before cropping: sums of two places are int32
+LONGEST_SIGNAL = 1 << 30  # before cropping: sums of two places are int32
 
 
 class Ring:
-    """A stage, and its place in shared memory."""
-
     precision: str
     blocks: int  # of 64 rows, a warpgroup
-    channels: int  # input channels
-    alternate: bool  # warpgroups take alternate stages (grad_weight) or tiles (ping-pong), else share them
+    channels: int
+    alternate: bool  # warpgroups take alternate stages (grad_weight) or tiles (ping-pong)
     stages: int
     g_channels: int
     width: int
     alike: int  # distance of channels whose rows begin alike modulo 16 bytes; each set has its boxes
-    boxes: int  # of grad_output, in a stage
-    own_words = 0  # 64-bit words beside the stages' barriers
+    boxes: int
+    own_words = 0  # 64-bit words beside the barriers
 
     @property
     def itemsize(self) -> int:
@@ -77,11 +75,11 @@ class Ring:
         return BLOCK * self.blocks * (1 if self.alternate else CONSUMERS)
 
     def width_of(self, elements: int) -> int:
-        """Elements of a box's row for ``elements``: vectors of 16 bytes, beginning up to vector - 1 elements early."""
+        """A box's row for ``elements``: whole vectors, beginning up to vector - 1 elements early."""
         vector = 16 // self.itemsize
         return -(-(elements + vector - 1) // vector) * vector
 
-    # A stage is rows of B, a multiple of 1,024 bytes, and boxes of grad_output at multiples of 128.
+    # A stage is rows of B, a multiple of 1,024 bytes, and boxes at multiples of 128.
 
     @property
     def b_bytes(self) -> int:
@@ -132,7 +130,7 @@ class Ring:
 
 
 def deepest(config, step: int = 1):
-    """The configuration with the most stages that fit (MOST_STAGES, less multiples of ``step``), or None."""
+    """``config`` with the most stages that fit (MOST_STAGES, less multiples of ``step``), or None."""
     rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -step))
     return next((ring for ring in rings if ring.shared_bytes <= H200.shared_per_block), None)
 
@@ -141,7 +139,7 @@ def deepest(config, step: int = 1):
 
 
 class TensorMaps(NamedTuple):
-    """The maps without addresses, the tensors' addresses, and the workspace for finished maps."""
+    """Maps without addresses, the addresses, and the workspace for finished maps."""
 
     g_template: tuple
     b_template: tuple
@@ -175,7 +173,7 @@ class Consumer(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """How a gradient multiplies a stage: device functions, and the registers of a set of operands.
+    """How a gradient multiplies a stage: device functions, and the ``registers`` of a set of operands.
 
     ``load(k, registers, first, lane, offset)`` fills ``registers[first:]`` for product k of the stage ``offset`` bytes
     after slot 0; ``lane`` is the gradient's own state. ``multiply(sums, registers, first, descriptor)`` multiplies them
@@ -202,7 +200,7 @@ def as_it_came(lane, stage, offset):
 
 
 def make_setup(config: Ring, releases: int, turns: int = 0):
-    """Build the initialisation of mbarriers, by one thread.
+    """Build one thread's initialisation of mbarriers.
 
     ``releases`` warps release a stage; ``turns`` more mbarriers, of four arrivals, lie at ``config.words``."""
     stages, words = config.stages, config.words
@@ -219,10 +217,10 @@ def make_setup(config: Ring, releases: int, turns: int = 0):
 
 
 def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2):
-    """Build the mainloop over the next ``stages_left`` stages, of which it takes every ``step``-th.
+    """Build the loop over every ``step``-th of the next ``stages_left`` stages.
 
-    With two ``sets`` of operands, one is loaded during products. ``descriptor``: of B in slot 0; ``signals``: whether
-    this lane releases stages for its warp. Returns the next stage, its parity, and the last stage, not yet released."""
+    With two ``sets`` of operands, one is loaded during products. ``descriptor``: B in slot 0; ``signals``: this lane
+    releases stages for its warp. Returns the next stage, its parity, and the last stage, not yet released."""
     load, multiply, prepare, count = operands.load, operands.multiply, operands.prepare, operands.registers
     stages, slot_bytes, wait = config.stages, config.slot, wgmma_wait(sets - 1)
 
@@ -260,7 +258,7 @@ def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2
 
 
 def workspace(blocks: int, boxes: int, index: int) -> Callable[[], torch.Tensor]:
-    """Room for blocks' maps of ``boxes`` of grad_output and of B; ``index``: torch's, of the GPU."""
+    """Room for each block's ``boxes`` maps of grad_output and one of B, on GPU ``index``."""
     return room((blocks * (boxes + 1) * MAP_BYTES,), torch.uint8, index)
 
 
@@ -271,7 +269,7 @@ def _template(shape: tuple, strides: tuple, precision: str, alike: int, box: tup
 
 
 def template_of_rows(g: torch.Tensor, config: Ring) -> tuple[int, ...]:
-    """The map of every ``config.alike``-th row of grad_output or its planes (N, rows, elements), at any address."""
+    """The map of every ``config.alike``-th row of grad_output or planes (N, rows, elements), at any address."""
     box = config.width, config.box_rows
     return _template(g.shape, g.stride(), config.precision, config.alike, box, False)
 

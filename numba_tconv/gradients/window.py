@@ -5,8 +5,8 @@ Input position ``i`` and tap ``k = a + b*rows`` meet grad_output at ``i*stride -
 
     row of the pair (co, a), column j = grad_output[co, j*stride - padding + a*dilation]
 
-tap ``b`` reads column ``i + b*step``: a correlation without a stride. Columns run through all samples end to end: a
-sample's positions, and those that a window's taps reach beyond the last. Zeros stand outside of grad_output."""
+tap ``b`` reads column ``i + b*step``: a correlation without a stride. Samples lie end to end, each with its positions
+and the columns that taps reach beyond. Outside of grad_output are zeros."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.ptx import cp_async, device_function, recomputed
 from numba_tconv.runtime.elements import ELEMENTS
 
-NOWHERE = -1  # the element of a column outside of the signal
-COPY = 6  # instructions, about, an element
+NOWHERE = -1  # a column outside the signal
+COPY = 6  # instructions an element, about
 
 
 @dataclass(frozen=True)
 class Window:
     """``channels`` by ``phases`` rows of ``width`` columns, ``pitch`` elements apart, fetched by a block.
 
-    A copy takes ``vector`` columns; ``locating`` one takes about so many instructions. ``whole``: all ``channels``
-    exist."""
+    A copy takes ``vector`` columns; ``locating``: instructions to find one. ``whole``: all ``channels`` exist."""
 
     dtype: torch.dtype
     phases: int
@@ -45,7 +44,7 @@ class Window:
 
     @cached_property
     def lanes(self) -> int:
-        """Copies of a row at a time that take the fewest instructions issued and waited for."""
+        """Copies of a row at a time, for the fewest instructions."""
 
         def cost(lanes):
             teams = self.teams_of(lanes)
@@ -71,7 +70,7 @@ class Window:
 
 
 def evenly(count: int, most: int) -> tuple[int, int]:
-    """Size and number of even pieces of at most ``most``."""
+    """Size and number of even pieces, at most ``most`` each."""
     pieces = -(-count // most)
     return -(-count // pieces), pieces
 
@@ -88,7 +87,7 @@ def split_taps(problem: Problem, most: int) -> tuple[int, int]:
 
 
 def columns(problem: Problem, tap_chunk: int) -> int:
-    """Columns of a sample where ``tap_chunk`` taps share a window."""
+    """Columns of a sample with ``tap_chunk`` taps a window."""
     return problem.length + (tap_chunk - 1) * problem.taps.step
 
 
@@ -111,7 +110,7 @@ def make_copy(dtype: torch.dtype, vector: int = 1):
 
 class Columns(NamedTuple):
     sample: int
-    position: int  # of the first column in its sample
+    position: int
     sample_columns: int
     batch: int
     tap: int  # the first phase's first
@@ -124,7 +123,7 @@ class Columns(NamedTuple):
 
 @device_function
 def locate(n, i, column, sample_columns):
-    """Sample and position of the ``column``-th column, below 2**31, after position ``i`` of sample ``n``."""
+    """Sample and position ``column`` columns, below 2**31, after position ``i`` of sample ``n``."""
     i += column
     if i >= sample_columns:
         n += 1
@@ -137,7 +136,7 @@ def locate(n, i, column, sample_columns):
 
 
 def make_locate(stride: int, dilation: int) -> Callable:
-    """Build (columns: Columns, column, a) -> the element of grad_output at channel 0, or NOWHERE."""
+    """Build (columns: Columns, column, a) -> element of grad_output at channel 0, or NOWHERE."""
 
     @device_function
     def locate_element(columns, column, a):
@@ -152,8 +151,8 @@ def make_locate(stride: int, dilation: int) -> Callable:
 def make_fetch(window: Window, locate_element: Callable) -> Callable:
     """Build the copy of a window of ``source`` into ``shared``, from element ``target`` on.
 
-    ``locate_element(columns, column, a)``: of phase ``a`` at channel 0, or NOWHERE. ``first_channel``: its element at
-    column 0. Columns at NOWHERE and channels from ``channels_left`` on become zeros."""
+    ``first_channel``: element of the first channel at column 0. Columns at NOWHERE and channels from ``channels_left``
+    on become zeros."""
     phases, channels, width, pitch = window.phases, window.channels, window.width, window.pitch
     lanes, teams, slots, vector, whole = window.lanes, window.teams, window.slots, window.vector, window.whole
     turns, hop, channel_hop = -(-channels // teams), lanes * vector, teams * phases * pitch

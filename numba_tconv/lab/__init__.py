@@ -1,1 +1,1 @@
-"""Measurement, reports and commands. No other layer imports it."""
+"""Measurement, reports, explanation, commands."""

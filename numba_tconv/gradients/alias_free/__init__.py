@@ -1,1 +1,1 @@
-"""Gradients of the alias-free activation for its input and for Snake's alpha and beta."""
+"""Gradients of the alias-free activation."""

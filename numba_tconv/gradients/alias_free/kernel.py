@@ -1,11 +1,11 @@
-"""The kernel of the alias-free activation's gradients: x and y's gradient are read once, x's gradient written once.
+"""The alias-free activation's gradients: x and y's gradient are read once, x's gradient written once.
 
     x     --> samples (shared) --window--> up-samples u --+
                                                           +--> du (registers) --> planes (shared) --windows--> dx
     dy    --> samples (shared) --window--> dv ------------+
                                                           +--> sums of alpha and beta, a part for each block
 
-dv, the gradient of the activated up-samples, is made from dy as u is from x, and du, that of the up-samples, is
+dv, the gradient of the activated up-samples, is made from dy as u is from x. du, the gradient of the up-samples, is
 filtered as the forward kernel filters v. A repeated end receives what its repetitions would receive.
 """
 
@@ -27,7 +27,7 @@ from numba_tconv.runtime.kernel import Kernel, flat
 from . import slope
 from .tile import Config
 
-FAR = 1024  # added before a division, so that no dividend is negative
+FAR = 1024  # keeps dividends positive
 
 
 class Sizes(NamedTuple):
@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     out_length: int
     channels: int
     passes: int  # tiles of a block
-    blocks: int  # of a row
+    blocks: int
     splits: int  # parts of a channel's sums
 
 
@@ -65,7 +65,7 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def through_snake(t, u, grad, sums, constants):
-        """u's gradient, given that of its activation; adds to the ``sums`` of alpha and beta."""
+        """The gradient of u, given its activation's; adds to ``sums``."""
         s, co = sine(t), cosine(t)
         part = grad * s
         if takes_sums:
@@ -90,7 +90,7 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def before_row(filter_down, dy, target, out_length):
-        """What the repetitions before the first activated up-sample receive."""
+        """What repetitions of the first activated up-sample receive."""
         total = accumulator(0)
         for o in range(min(-(-down_shift // down_ratio), out_length)):
             value = load(dy.data[uint64(target + o * dy.stride_l)])
@@ -100,7 +100,7 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def after_row(filter_down, dy, target, out_length, up_length):
-        """What those after the last receive."""
+        """What repetitions of the last receive."""
         total = accumulator(0)
         first = max(0, (up_length + down_shift - down_taps) // down_ratio)
         for o in range(first, out_length):
@@ -111,7 +111,7 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def at_ends(z, state):
-        """Zero outside the row; at its ends also what the repetitions receive. Phases first, then positions."""
+        """Zero outside the row; at its ends also what repetitions receive. Phases first, then positions."""
         slopes, first, up_length, head, tail = state
         m = first + z % run * up_ratio + z // run
         if m < 0 or m >= up_length:
@@ -123,7 +123,7 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def repetitions(filter_up, planes, first, end, origin, up_length):
-        """The gradient of the repetitions of an end of x, from sample ``first`` to ``end - 1``.
+        """What an end of x receives from its repetitions ``first`` to ``end - 1``.
 
         In float32 each repetition is summed on its own: shorter sums round less.
         """
@@ -188,7 +188,7 @@ def make_kernel(config: Config) -> Kernel:
             if begin >= length:
                 break
             first = int32(begin - (up_shift + lead) // up_ratio)
-            origin = int32(first * up_ratio)  # the up-sample that is entry 0 of plane 0
+            origin = int32(first * up_ratio)  # the up-sample of entry 0 of plane 0
             if by_windows:
                 first_grad = int32(first - turned_before)
             else:

@@ -1,4 +1,4 @@
-"""The second stage: alpha's and beta's gradients from the blocks' sums, added in float64 in a fixed order."""
+"""The second stage: gradients of alpha and beta from the blocks' sums, in float64 and a fixed order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba import cuda, float64, int32, types, uint64
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
-THREADS = 64  # of a channel
+THREADS = 64
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The launches of the alias-free activation's gradients."""
+"""Launches of the gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST_OUTPUTS = 64  # of a tile
 
 
 def reason(sizes: AliasFree) -> str | None:
-    """Why no launch computes the gradients for ``sizes``; None if one does."""
+    """Why no launch computes the gradients, or None."""
     if sizes.length > MOST_LENGTH:
         return f"they take rows of up to {MOST_LENGTH} samples"
     if sizes.rows * (sizes.length // LEAST_OUTPUTS + 2) > MOST_BLOCKS:
@@ -33,13 +33,12 @@ def reason(sizes: AliasFree) -> str | None:
 def steps(
     sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: bool, parameters_too: bool, tied: bool
 ) -> list[Step]:
-    """What the functions below launch."""
     main = Step("main", make_kernel(choose(sizes, dtype, activation, log_scale, parameters_too)))
     return [main, Step("add up", parameters.make_kernel(dtype, log_scale, tied))] if parameters_too else [main]
 
 
 def partials_of(sizes: AliasFree, config: Config) -> int:
-    """Sums of all blocks: of alpha and beta, for each channel, sample and block of a row."""
+    """Partial sums of alpha and beta, for each channel, sample and block of a row."""
     return 2 * sizes.rows * tiles_of(sizes, config)[1] if config.parameters else 1
 
 

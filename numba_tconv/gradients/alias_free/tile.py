@@ -1,4 +1,4 @@
-"""Tiles of the alias-free activation's gradients: ``Config`` fixes the machine code."""
+"""Tiles of the gradients."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from numba_tconv.kernels.alias_free.filters import Down, Up, whole
 from numba_tconv.kernels.common.sectors import SECTOR
 from numba_tconv.runtime.elements import ELEMENTS
 
-ENOUGH_BLOCKS = 2048  # several for every place on a large GPU, before blocks take more tiles
+ENOUGH_BLOCKS = 2048  # on a large GPU, before blocks take more tiles
 MOST_PASSES = 4
 THREADS = (32, 64, 128)
 LANES = 1024  # of a multiprocessor: 64 registers each
-MOST_TAPS = 24  # of both filters, that leave room in so few registers
+MOST_TAPS = 24  # of both filters, for so few registers
 
 
 @dataclass(frozen=True)
 class Config:
-    """A tile is ``threads * run`` positions of a row and the samples of x's gradient that their up-samples give.
+    """A tile is ``threads * run`` positions of a row, and the samples of x's gradient that their up-samples give.
 
-    The activation needs the up-samples of x again (``up``). Turned round, the filter down is a filter up, from y's
-    gradient to that of the activated up-samples (``turned``); the filter up is a filter down, to x's gradient
-    (``down``). ``parameters``: whether alpha's and beta's gradients are wanted.
+    ``up`` makes the up-samples of x again. Turned round, the filter down makes the gradient of the activated up-samples
+    (``turned``), the filter up that of x (``down``).
     """
 
     dtype: torch.dtype
@@ -42,7 +41,7 @@ class Config:
 
     @cached_property
     def sizes(self) -> AliasFree:
-        """The index formula; its batch, channels and length have no meaning."""
+        """The index formula; batch, channels and length are meaningless."""
         return AliasFree(1, 1, 1, self.up_taps, self.down_taps, self.up_ratio, self.down_ratio)
 
     @cached_property
@@ -52,7 +51,7 @@ class Config:
 
     @cached_property
     def aligned(self) -> int:
-        """Outputs in a sector, at a multiple of which each tile begins in memory."""
+        """Outputs in a sector: tiles begin at multiples of it in memory."""
         return SECTOR // self.dtype.itemsize
 
     @cached_property
@@ -65,7 +64,7 @@ class Config:
 
     @cached_property
     def by_windows(self) -> bool:
-        """Whether ``turned`` is computed as ``up`` is; otherwise one up-sample at a time."""
+        """Whether ``turned`` is computed as ``up`` is, else one up-sample at a time."""
         return self.up_ratio == self.down_ratio
 
     @cached_property
@@ -74,37 +73,34 @@ class Config:
 
     @cached_property
     def positions(self) -> int:
-        """Positions of a tile."""
         return self.threads * self.run
 
     @cached_property
     def samples(self) -> int:
-        """Samples of x of a tile in shared memory."""
         return self.positions - self.run + self.up.window
 
     @cached_property
     def grads(self) -> int:
-        """Samples of y's gradient of a tile in shared memory, in whole vectors: other arrays follow."""
+        """Samples of y's gradient in shared memory, in whole vectors: other arrays follow."""
         if self.by_windows:
             return self.positions - self.run + self.turned.window
         return whole((self.positions * self.up_ratio + self.down_taps) // self.down_ratio + 2, self.vector)
 
     @cached_property
     def outputs(self) -> int:
-        """Samples of x's gradient of a tile: whole sectors and runs."""
+        """Samples of x's gradient: whole sectors and runs."""
         step = max(self.aligned, self.run)
         return (self.positions - self.down.reach) // step * step
 
     @cached_property
     def plane(self) -> int:
-        """Entries of a plane."""
         read = whole(self.outputs + self.run, self.vector) + self.down.window
         return whole(max(self.positions, read), self.vector)
 
 
 @lru_cache(maxsize=1024)
 def choose(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: bool, parameters: bool) -> Config:
-    """The smallest block that holds a row, otherwise the largest."""
+    """The smallest block that holds a row, else the largest."""
     full = dtype != torch.float64 and sizes.up_taps + sizes.down_taps <= MOST_TAPS
     for threads in THREADS:
         blocks = LANES // threads if full else 1

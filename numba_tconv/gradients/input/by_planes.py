@@ -1,7 +1,7 @@
-"""grad_input_planes: the gradient for the input as a transposed convolution on the forward rungs.
+"""grad_input_planes: a transposed convolution again, on the forward rungs.
 
-By pairs of an output channel and a phase (gradients/planes.py) it has stride 1, the planes as input and the taps of a
-row in the opposite order. k6, k5 or, in float64, k5_dmma compute it. With stride 1 grad_output is its own plane."""
+On planes (gradients/planes.py) it has stride 1, pairs of an output channel and a phase as channels, and a row's taps
+reversed. k6, k5 or, in float64, k5_dmma compute it. With stride 1 grad_output is its own plane."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from numba_tconv.runtime import device as gpu
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.layout import NO_GPU, Layout
 
-FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # in order of preference
+FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # by preference
 
-MOST_WEIGHTS = 1 << 20  # in 16 bits with few phases: each call reorders weights
+MOST_WEIGHTS = 1 << 20  # in 16 bits with few phases: calls reorder weights
 
 
 def reads_grad_output(problem: Problem) -> bool:
@@ -48,7 +48,7 @@ def adjoint(problem: Problem) -> Problem:
 
 
 def adjoint_weight(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """(C_out * phases, C_in/groups, taps of a row), with zeros for missing taps."""
+    """(C_out * phases, C_in/groups, taps of a row), zeros for missing taps."""
     p, t = problem, problem.taps
     phases = min(t.rows, p.kernel_size)
     missing = phases * t.taps_per_row - p.kernel_size
@@ -59,9 +59,9 @@ def adjoint_weight(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 
 class Config(NamedTuple):
-    planes: planes.Config | None  # None: grad_output is read in place
+    planes: planes.Config | None  # None: read in place
     rung: str
-    of_rung: object  # its configuration
+    of_rung: object
 
 
 class InputPlanes(GradientRung):
@@ -102,7 +102,7 @@ class InputPlanes(GradientRung):
         planes_config = None if reads_grad_output(problem) else planes.make_config(problem, dtype)
         if rung.name == "k6_wgmma":
             return Config(planes_config, rung.name, rung.config(adjoint(problem), dtype, precision))
-        # k5 and k5_dmma have other tiles for unaligned rows.
+        # k5 and k5_dmma choose other tiles for unaligned rows.
         p = adjoint(problem)
         pitch = planes.pitch_of(problem, dtype) if planes_config else p.length
         shape, strides = (p.batch, p.in_channels, p.length), (p.in_channels * pitch, pitch, 1)
@@ -119,7 +119,7 @@ class InputPlanes(GradientRung):
         precision = precision or _precision_of(result.dtype)
         if config:
             rung, of_rung = _forward(config.rung), config.of_rung
-        else:  # the rung also chooses by the input's place in memory
+        else:  # the rung also looks at the input's address
             rung, of_rung = self.forward_rung(problem, result.dtype, precision, gpu.of(result.index)), None
         p, in_place, where, launch = adjoint(problem), reads_grad_output(problem), result, None
 

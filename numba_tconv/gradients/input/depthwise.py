@@ -1,6 +1,7 @@
 """grad_input_depthwise: few channels a group, limited by memory.
 
-A thread computes neighbouring positions from one run of grad_output, in 16-byte vectors, with the weights in registers.
+A thread computes neighbouring positions from one run of grad_output, in 16-byte vectors, with the weights in
+registers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
 @dataclass(frozen=True)
 class Config(Meeting):
-    """A row of grad_input has ``lanes`` threads; each makes ``positions`` a pass."""
+    """A row has ``lanes`` threads; each makes ``positions`` a pass."""
 
     dtype: torch.dtype
     taps: Taps
@@ -49,7 +50,7 @@ class Config(Meeting):
     threads: int = 128
     passes: int = 8
     min_blocks: int = 8
-    in_place: bool = False  # code for each alignment of a run
+    in_place: bool = False  # code for each alignment
 
     @property
     def products(self) -> tuple:
@@ -57,17 +58,15 @@ class Config(Meeting):
 
 
 class Placed(NamedTuple):
-    """grad_input, contiguous."""
-
     data: object
-    offset: int  # elements from a multiple of 16 bytes
+    offset: int  # elements after a multiple of 16 bytes
 
 
 class Sizes(NamedTuple):
     length: int
     out_length: int
     padding: int
-    rows: int  # over all samples
+    rows: int
     in_channels: int
     passes: int
 
@@ -178,7 +177,6 @@ def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """The configuration: narrow teams for short rows."""
     config = make(problem, dtype)
     words = (config.window + problem.kernel_size + 2 * config.positions) * (2 if dtype == torch.float64 else 1)
     blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)

@@ -1,4 +1,4 @@
-"""grad_input_gather: one thread an element of grad_input, for every problem on every GPU.
+"""grad_input_gather: one thread an element, for every problem on every GPU.
 
 Element i meets the outputs ``i*stride - padding + k*dilation``; the range of taps k is known before the loops."""
 
@@ -49,11 +49,11 @@ def make_kernel(config: Config) -> Kernel:
         row, i = divmod(thread, sizes.length)
         n, ci = divmod(row, sizes.in_channels)
 
-        first_output = i * sizes.stride - sizes.padding  # that tap 0 reaches
+        first_output = i * sizes.stride - sizes.padding
         first_tap = max(0, -(first_output // sizes.dilation))
         end = min(sizes.kernel_size, (sizes.out_length - 1 - first_output) // sizes.dilation + 1)
 
-        # The longer loop is inside, with a constant step.
+        # The longer loop is inside, with constant steps.
         first_co = ci // sizes.in_channels_per_group * sizes.out_channels_per_group
         group = n * grad_output.stride_n + first_co * grad_output.stride_c
         total = accumulator(0)

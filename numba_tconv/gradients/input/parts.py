@@ -1,6 +1,6 @@
-"""Split-K over the output channels, for few tiles with long sums; kernels/common/split_sums.py adds up.
+"""Split-K over output channels, for few tiles with long sums; kernels/common/split_sums.py adds up.
 
-The splits are a gradient of ``splits`` times as many groups, but their weights are columns of one group's."""
+Splits are like groups, but their weights are columns of one group's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common import split_sums
 
 PARTS = 1, 2, 3, 4, 6, 8, 12, 16  # those that divide the output channels
-FEWEST_CHANNELS = 8  # of a split
+FEWEST_CHANNELS = 8
 
 
 def split(problem: Problem, splits: int) -> Problem:
-    """The problem whose gradient, (N, groups, splits, C_in/groups, L), is the partial sums."""
+    """The problem whose gradient is the partial sums (N, groups, splits, C_in/groups, L)."""
     return replace(problem, in_channels=splits * problem.in_channels, groups=splits * problem.groups)
 
 

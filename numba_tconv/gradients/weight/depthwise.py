@@ -1,7 +1,7 @@
 """grad_weight_depthwise: few channels a group, limited by memory.
 
-A pair of channels has one sum a tap, over all positions; blocks split them. A thread's sums stay in registers and have
-at most PARTIAL_TERMS products. A block adds its threads' sums in float64, gradients/sum.py those of the blocks."""
+A pair of channels has one sum a tap; blocks split its positions. A thread's sums, in registers, have at most
+PARTIAL_TERMS products. A block adds them in float64, gradients/sum.py the blocks'."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
-PARTIAL_TERMS = 128  # of a sum, for its rounding error
-SUMMANDS = 8  # partial sums of a tap after a block's first step
+PARTIAL_TERMS = 128  # for its rounding error
+SUMMANDS = 8  # of a tap, after a block's first step
 MOST_BLOCKS = 2**31 - 1
 
 
@@ -49,11 +49,11 @@ class Config(Meeting):
     threads: int = 128  # a multiple of SUMMANDS
     passes: int = 16
     min_blocks: int = 8
-    in_place: bool = False  # code for each alignment of a run
+    in_place: bool = False  # code for each alignment
 
     @cached_property
     def products(self) -> tuple:
-        """(tap, position, place in the window) of every product."""
+        """(tap, position, place in the window) of each."""
         return tuple((tap, position, place) for position, tap, place in self.meetings)
 
 
@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
     length: int
     out_length: int
     padding: int
-    pairs: int  # of an input and an output channel
+    pairs: int
     in_channels_per_group: int
     out_channels_per_group: int
     vectors: int
@@ -100,7 +100,7 @@ def make_kernel(config: Config) -> Kernel:
         channel = pair // out_per_group
         out_channel = channel // sizes.in_channels_per_group * out_per_group + pair - channel * out_per_group
         x_row, g_row = channel * x.stride_c, out_channel * grad_output.stride_c
-        v = split * sizes.split_vectors + thread  # over all samples, sizes.vectors each
+        v = split * sizes.split_vectors + thread
         end = min((split + 1) * sizes.split_vectors, sizes.batch * sizes.vectors)
         length, out_length, vectors = int32(sizes.length), int32(sizes.out_length), int32(sizes.vectors)
         passes_left = int32((end - v + threads - 1) // threads)

@@ -1,4 +1,4 @@
-"""The command ``activations``."""
+"""Command ``activations``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from . import commands
 
 
 def run_activations(arguments) -> int:
-    """Time alias-free activations and add rows."""
     dtypes = list(dict.fromkeys(arguments.dtype or activations.DTYPES))
     commands.require_gpu()
     rows.check_writable(arguments.out, activations.Timed)

@@ -1,4 +1,4 @@
-"""The commands; parser.py reads the arguments."""
+"""The commands, but for their arguments."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from numba_tconv.selection.registry import RUNGS
 
 from . import info
 
-FAILED, MISTAKE = 1, 2  # exit codes: a wrong result; a command that cannot be carried out
+FAILED, MISTAKE = 1, 2  # exit codes: a wrong result; a command that cannot run
 PROBLEM_FIELDS = [field.name for field in dataclasses.fields(Problem)]
-NEEDED = ("in_channels", "out_channels", "kernel_size", "length")  # sizes without a default
+NEEDED = ("in_channels", "out_channels", "kernel_size", "length")
 README = Path("README.md")
 WORKLOADS_HEADER = ["name", "model", "layer", "batch", "channels", "length", "taps", "stride", "besides"]
 ONE_ELEMENT = Problem(1, 1, 1, 1, 1)
-DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}  # by --cc
+DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}
 
 
 class Mistake(Exception):
@@ -64,14 +64,12 @@ def require_gpu() -> None:
 
 
 def checked_precision(dtypes: list[str], precision: str | None) -> str | None:
-    """``precision``. Raises Mistake where no dtype has it."""
     if precision and not any(precision in PRECISIONS[bench.DTYPES[dtype]] for dtype in dtypes):
         raise Mistake(f"{', '.join(dtypes)} has no precision {precision!r}: --precision is of float32 products")
     return precision
 
 
 def named_precision(arguments) -> str:
-    """--precision, else "ieee". Raises Mistake."""
     return checked_precision([arguments.dtype], arguments.precision) or "ieee"
 
 
@@ -106,7 +104,7 @@ def record(chosen: list[Workload], arguments) -> int:
 
 
 def record_one(workload: Workload, rungs: list[str], arguments, wrong: list[str]) -> list[rows.Row]:
-    """Measure, add the rows to --out and print them; what is wrong is added to ``wrong``."""
+    """Add the rows to --out and print them; append errors to ``wrong``."""
     arithmetic = bench.DTYPES[arguments.dtype], named_precision(arguments)
     how = dict(weights=arguments.weights, repeats=arguments.repeats, budget_s=arguments.budget)
     try:
@@ -122,7 +120,7 @@ def record_one(workload: Workload, rungs: list[str], arguments, wrong: list[str]
 
 
 def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, direction: str, workloads: int):
-    """``rungs_for``; among several ``workloads``, skips a named rung that cannot do one."""
+    """``rungs_for``; among several ``workloads`` it skips a named rung that cannot do one."""
     if workloads == 1:
         return named.rungs_for(names, problem, dtype, precision, direction=direction)
     chosen, left_out = [], []
@@ -183,7 +181,7 @@ def check_one(problem: Problem, dtype: torch.dtype, precision: str) -> list[tupl
 
 
 def problem_of(arguments, base: Problem) -> Problem:
-    """The named workload's problem, else ``base``, with the given sizes."""
+    """The named workload's problem, else ``base``, with given sizes."""
     base = workloads.get(arguments.workload).problem if arguments.workload else base
     return dataclasses.replace(base, **given_sizes(arguments))
 
@@ -200,7 +198,6 @@ def require_sizes(arguments, but: str = "") -> None:
 
 
 def in_simulator(argv: list[str]) -> int:
-    """Run this command line in Numba's simulator; returns the exit code."""
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     return subprocess.run([sys.executable, "-m", "numba_tconv", *argv], env=environment).returncode
 
@@ -238,7 +235,7 @@ def workload_cells(workload: Workload) -> list:
 
 
 def run_figures(arguments) -> int:
-    from numba_tconv.lab.report import figures, readme  # import matplotlib, which other commands do without
+    from numba_tconv.lab.report import figures, readme  # imports matplotlib
 
     data, plots = arguments.data, arguments.plots
     recorded = rows.read_all(data)
@@ -250,7 +247,7 @@ def run_figures(arguments) -> int:
     tables, pages = readme.tables(data), {front: readme.FRONT, plots / "README.md": readme.RESULTS}
     for page, names in pages.items():
         if page.exists():
-            readme.updated(page, {name: tables[name] for name in names})  # may raise
+            readme.updated(page, {name: tables[name] for name in names})
             rows.check_replaceable(page)
     rows.check_replaceable(plots / "figure")
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
@@ -300,7 +297,7 @@ def run_inspect(arguments) -> int:
 
 
 def own_precision(name: str, direction: str, problem: Problem, dtype: torch.dtype, device: Device) -> str:
-    """The rung's first precision for the problem; without one, the dtype's."""
+    """The rung's first precision for the problem, else the dtype's."""
     precisions, rung = PRECISIONS[dtype], rungs_of(direction).get(name)
     able = (one for one in precisions if rung and rung.refusal(problem, dtype, one, device) is None)
     return next(able, precisions[0]) if dtype == torch.float32 else "ieee"

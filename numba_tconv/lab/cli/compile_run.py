@@ -1,4 +1,4 @@
-"""Compile ahead."""
+"""Command ``compile``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from numba_tconv.torch_api.noted import computations
 from . import commands, named_calls
 from .commands import Mistake
 
-SETS = ["kernelbench", "audio"]  # by default
+SETS = ["kernelbench", "audio"]
 
 
 def run_compile(arguments) -> int:
@@ -54,7 +54,6 @@ def run_compile(arguments) -> int:
 
 
 def _for_problems(arguments) -> list[str]:
-    """Given flags that do not apply to a model."""
     given = [*commands.given_sizes(arguments), *(f for f in ("rung", "dtype", "precision") if getattr(arguments, f))]
     return ["--" + name.replace("_", "-") for name in given]
 
@@ -72,7 +71,7 @@ def _calls_of_problems(names: list[str], arguments, device: Device) -> list[comp
     rungs = arguments.rung or [named.AUTO]
     calls = named_calls.calls(rungs, problems, arithmetic, device, arguments.direction)
     if not calls:
-        for dtype, precision in arithmetic:  # may raise
+        for dtype, precision in arithmetic:
             named.rungs_for(rungs, problems[0], dtype, precision or "ieee", device, arguments.direction)
         raise Mistake(f"torch's own operator computes {problems[0]} on that GPU: there is nothing to compile")
     return calls
@@ -99,12 +98,11 @@ def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.
 
 
 def _function(name: str):
-    """The function "module:function". Raises Mistake if there is none."""
     module, _, function = name.partition(":")
     try:
         found = importlib.import_module(module)
     except (ModuleNotFoundError, ValueError, TypeError) as error:
-        # A missing import inside the module keeps its traceback.
+        # Keep the traceback of a missing import inside the module.
         if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
             raise
         raise Mistake(f"there is no {name}: {error}") from error
@@ -118,7 +116,7 @@ def _function(name: str):
 
 @contextlib.contextmanager
 def _theirs(name: str) -> Iterator[None]:
-    """Turn exceptions of the user's code into Mistake."""
+    """Turn the user's exceptions into Mistake."""
     try:
         yield
     except Mistake:

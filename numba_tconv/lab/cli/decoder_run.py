@@ -1,4 +1,4 @@
-"""The command that times whole decoders: their transposed convolutions, or the whole in several modes."""
+"""Command ``decoders``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from numba_tconv.torch_api.functional import default_precision
 
 from . import commands, named_calls
 
-BATCH = 4  # default
+BATCH = 4
 
 
 def run_decoders(arguments) -> int:
@@ -52,7 +52,6 @@ def run_decoders(arguments) -> int:
 
 
 def run_modes(arguments) -> int:
-    """Time whole decoders in the given modes; after a failure the next decoder."""
     names, modes = (list(dict.fromkeys(one)) for one in (arguments.decoders or decoder_modes.NAMES, arguments.mode))
     dtypes, batches, out = sizes(arguments, decoder_modes.FILE)
     with commands.mistakes():
@@ -66,7 +65,7 @@ def run_modes(arguments) -> int:
             for row in decoder_modes.measure(name, dtypes, batches, arguments.seconds, modes, arguments.repeats):
                 rows.append(out, [row], decoder_modes.Timed)
                 print(decoder_modes.describe(row), flush=True)
-        except (bench.WrongResult, RuntimeError) as error:  # a decoder may not be captured, or need more memory
+        except (bench.WrongResult, RuntimeError) as error:  # not capturable, or out of memory
             failed = True
             print(f"numba_tconv: {name}: {error}", file=sys.stderr)
         finally:
@@ -76,7 +75,7 @@ def run_modes(arguments) -> int:
 
 
 def sizes(arguments, file: Path) -> tuple[list[torch.dtype], list[int], Path]:
-    """Dtypes, batches and the file to add to; ``file``: the default, in the data directory."""
+    """Dtypes, batches and output, by default ``file`` in the data directory."""
     dtypes = [bench.DTYPES[name] for name in dict.fromkeys(arguments.dtype or decoder_times.DTYPES)]
     return dtypes, list(dict.fromkeys(arguments.batch or [BATCH])), arguments.out or arguments.data / file
 

@@ -1,4 +1,4 @@
-"""Kernels checked, compiled and timed as far as the machine allows; then recorded results."""
+"""Command ``demo``: check, compile and time what the machine allows; then show recorded results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ PRECISIONS = ("ieee", "tf32")  # a rung is compiled in its first
 
 
 def run_demo(arguments) -> int:
-    """Use the GPU, or without one simulator and compiler; then print recorded results. Returns the exit code."""
     recorded = rows.read_all(arguments.data)
     if torch.cuda.is_available() and not SIMULATOR:
         code = checked_live()
@@ -40,7 +39,7 @@ def run_demo(arguments) -> int:
         print(swept(fresh))
         figure = arguments.plots / "live" / LIVE_FIGURE
         beside = [row for row in recorded if row.workload == fresh[0].workload] if fresh else []
-        from numba_tconv.lab.report import figures  # imports matplotlib
+        from numba_tconv.lab.report import figures
 
         figures.draw_all(beside, figure.parent, fresh)
     else:
@@ -69,9 +68,6 @@ def results(recorded: list[rows.Row], data: Path) -> list[str]:
     ]
 
 
-# --- checked ----------------------------------------------------------------------------------------------------------
-
-
 def start_simulator() -> subprocess.Popen:
     command = [sys.executable, "-m", "numba_tconv", "check", "--small"]
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
@@ -79,7 +75,7 @@ def start_simulator() -> subprocess.Popen:
 
 
 def checked_in_simulator(simulator: subprocess.Popen) -> int:
-    """Print the check in one line, or all of it if it failed; returns its exit code."""
+    """Print one line, or all of a failed check; returns its exit code."""
     said, _ = simulator.communicate()
     if simulator.returncode:
         print(said)
@@ -117,9 +113,6 @@ def compiled() -> str:
     registers = ", ".join(f"{name.partition('_')[0]} {report.registers}" for name, report in reports.items())
     spilled = sum(report.spill_bytes for report in reports.values())
     return f"Compiled for compute capability 9.0: registers {registers}; {spilled} bytes spilled"
-
-
-# --- measured ---------------------------------------------------------------------------------------------------------
 
 
 def sweep() -> tuple[list[rows.Row], int]:

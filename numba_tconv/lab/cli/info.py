@@ -1,4 +1,4 @@
-"""Tools and versions of the machine."""
+"""Command ``info``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def facts() -> list[tuple[str, str]]:
 
 
 def advice() -> list[str]:
-    """Remedies for what is missing or does not fit."""
     lines = misfits() + gpu_advice()
     if not tool("ptxas", optional=True):
         lines.append("ptxas is missing, so `inspect` does not work: pip install nvidia-cuda-nvcc")

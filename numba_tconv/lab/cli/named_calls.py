@@ -1,4 +1,4 @@
-"""Calls named on a command line."""
+"""Calls that a command line names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def calls(
     device: Device,
     direction: str = FORWARD,
 ) -> list[Call]:
-    """Calls of every problem in each dtype and precision, by the rungs that ``names`` stand for.
+    """Calls of each problem, dtype and precision by the rungs that ``names`` stand for.
 
     Rungs that cannot do a problem are skipped. Raises ValueError as ``rungs_for``.
     """
@@ -33,7 +33,6 @@ def calls(
             asked = peak_name(dtype, named) if named else default_precision(dtype)
             for name in names:
                 if name == AUTO or (name, direction) == ("all", STEP):
-                    # "tf32" may be named or left to torch's switch.
                     ways = ("tf32", TF32_ALLOWED) if asked == "tf32" else (asked,)
                     for one, way in itertools.product(parts(direction), ways):
                         found += selected(one, problem, dtype, way, device)
@@ -43,7 +42,7 @@ def calls(
 
 
 def _by_rungs(name: str, problem: Problem, dtype: torch.dtype, asked: str, device: Device, direction: str):
-    """As ``calls``, for one; TF32_ALLOWED means TF32 where the rung has it."""
+    """Like ``calls``; TF32_ALLOWED means TF32 where the rung has it."""
     found = {}
     for precision in ("tf32", "ieee") if asked == TF32_ALLOWED else (asked,):
         with contextlib.suppress(NotImplementedError):

@@ -35,7 +35,6 @@ from numba_tconv.selection.registry import RUNGS
 from . import activation_run, commands, compile_run, decoder_run, streaming_run, sweep_run
 from .demo import run_demo
 
-# Problem's fields in words.
 SIZES = {
     "batch": "samples",
     "in_channels": "channels of the input",
@@ -49,7 +48,7 @@ SIZES = {
     "dilation": "outputs from tap to tap (1)",
     "bias": "whether there is one",
 }
-SCRIPT = "numba-tconv"  # installed with the package
+SCRIPT = "numba-tconv"
 PLOTS = Path("plots")
 DATA = PLOTS / "data"
 SEARCH = DATA / search.FILE
@@ -59,7 +58,6 @@ TIMED_DTYPES = [dtype for dtype in bench.DTYPES if dtype != "float64"]
 ACTIVATIONS = DATA / activations.FILE
 STREAMING = DATA / streaming.FILE
 TRAINING = DATA / "training" / "decoder.csv"
-# A step has no rungs.
 NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction in DIRECTIONS if direction != STEP)
 
 
@@ -83,16 +81,13 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("numba_tconv: interrupted; what was finished is kept", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # as `head` causes
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for buffered output
         return 141
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
 def whole_number(text: str) -> int:
-    """An integer, or a power: 1024 or 2**10."""
+    """An integer or a power, such as 2**10."""
     match = re.fullmatch(r"(\d{1,18})(?:\*\*(\d{1,2}))?", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number (as in 1024 or 2**10)")
@@ -117,7 +112,6 @@ def duration(text: str) -> float:
 
 
 def typed() -> str:
-    """The command as typed."""
     return SCRIPT if Path(sys.argv[0]).stem == SCRIPT else "python -m numba_tconv"
 
 

@@ -1,4 +1,4 @@
-"""The command ``streaming``."""
+"""Command ``streaming``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from . import commands
 
 
 def run_streaming(arguments) -> int:
-    """Time steps and add rows."""
     names = list(dict.fromkeys(arguments.layers or streaming.LAYERS))
     if unknown := set(names) - set(streaming.LAYERS):
         raise commands.Mistake(f"no layer {min(unknown)!r}; there are {', '.join(streaming.LAYERS)}")

@@ -1,4 +1,4 @@
-"""The command that measures curves over length."""
+"""Command ``sweep``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from numba_tconv.torch_api import compile_ahead
 
 from . import commands, named_calls
 
-TORCHS_LIMIT = "canUse32BitIndexMath"  # in the message with which torch refuses long signals
+TORCHS_LIMIT = "canUse32BitIndexMath"  # in torch's refusal of long signals
 
 
 def run_sweep(arguments) -> int:
-    """Record the curves of the named layers, or of the one of the given sizes, one layer after the other."""
     arithmetic = bench.DTYPES[arguments.dtype], commands.named_precision(arguments)
     names = arguments.rung or ["all"]
     with commands.mistakes():
@@ -66,7 +65,7 @@ def curve_of(layer: Workload, arguments) -> list[Workload]:
 
 
 def compile_ahead_of(problems: list[Problem], names: list[str], arithmetic: tuple, direction: str) -> None:
-    """Compile in parallel all that a measurement launches; left to the measurement where the cache cannot be kept."""
+    """Compile in parallel, unless the cache cannot be kept."""
     device = current_device()
     with contextlib.suppress(RuntimeError, OSError):
         cache.writable()
@@ -78,8 +77,8 @@ def compile_ahead_of(problems: list[Problem], names: list[str], arithmetic: tupl
 def record_curve(curve: list[Workload], plans: list[tuple], arguments) -> list[str]:
     """Record a layer's curve, shortest length first; returns what was wrong.
 
-    Contestants that a length would cost more than the budget sit out, and so do all but ``auto`` where memory is short.
-    A length without contestants ends the curve.
+    Contestants that would exceed the budget sit out, and all but ``auto`` where memory is short. A length without
+    contestants ends the curve.
     """
     wrong, before = [], {}
     for line in dict.fromkeys(line for _, left_out in plans for line in left_out[:1]):
@@ -94,7 +93,7 @@ def record_curve(curve: list[Workload], plans: list[tuple], arguments) -> list[s
             try:
                 measured = some and commands.record_one(workload, list(some), arguments, wrong)
             except torch.OutOfMemoryError:
-                measured = None  # the traceback keeps tensors until this clause is left
+                measured = None  # the traceback has kept tensors until now
             except RuntimeError as error:
                 if TORCHS_LIMIT not in str(error):
                     raise

@@ -1,1 +1,1 @@
-"""How and why a problem is computed so."""
+"""Explanations."""

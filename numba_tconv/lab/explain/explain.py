@@ -1,4 +1,4 @@
-"""``explain``: which rung computes a problem, and why."""
+"""``explain``."""
 
 from __future__ import annotations
 
@@ -45,9 +45,8 @@ def explain(
         what: a Problem, a workload's name, or a layer (torch's or this package's).
         input_shape: (N, C_in, L) or (C_in, L); only for a layer.
         dtype, precision, variant: as in ``conv_transpose1d``; None is the layer's, else the call's default.
-        device: torch's name or index of a GPU, or a ``runtime.device.Device``; None is torch's current GPU, else the
-            H200.
-        data: directory of measured rows; None is the checkout's. Rows count whether or not they had a bias.
+        device: a GPU's name or index, or a ``runtime.device.Device``; None is torch's current GPU, else the H200.
+        data: directory of rows, with or without a bias; None is the checkout's.
 
     Raises:
         TypeError: ``what`` cannot be explained.

@@ -14,7 +14,7 @@ from numba_tconv.selection.registry import RUNGS
 
 from .picture import picture
 
-SHOWN_PHASES, SHOWN_TAPS = 8, 8  # most in the text
+SHOWN_PHASES, SHOWN_TAPS = 8, 8
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Candidate:
 class Explanation:
     """How a problem is computed; ``str`` gives text, Jupyter a picture.
 
-    ``candidates``: all rungs in the ladder's order. Times are in ms. A roofline share is floor / time, the floor an
-    H200's. ``has_rows``: the directory of rows exists. ``assumed``: no GPU is here.
+    ``candidates``: all rungs in the ladder's order. Times are in ms. A roofline share is the H200's floor / time.
+    ``has_rows``: the directory of rows exists. ``assumed``: no GPU is here.
     """
 
     problem: Problem
@@ -55,7 +55,7 @@ class Explanation:
 
     @property
     def taken(self) -> Candidate | None:
-        """The rung that computes the problem, or None."""
+        """The candidate that computes the problem, or None."""
         return next((one for one in self.candidates if one.refusal is None), None)
 
     @property
@@ -70,7 +70,7 @@ class Explanation:
 
     @property
     def floor_ms(self) -> float:
-        """Milliseconds of the roofline with the H200's peaks."""
+        """The H200's roofline time."""
         return self.problem.floor_ms(self.dtype.itemsize, self.precision)
 
     @property
@@ -81,7 +81,7 @@ class Explanation:
 
     @property
     def predicted_ms(self) -> float | None:
-        """The taken rung's, in ms, or None."""
+        """The taken rung's ms, or None."""
         return self.taken and self.taken.predicted_ms
 
     @property
@@ -96,7 +96,7 @@ class Explanation:
 
     @property
     def recorded_roofline(self) -> float | None:
-        """Roofline share of ``recorded_ms``, by the copy bandwidth of its run."""
+        """Roofline share of ``recorded_ms``, by its run's copy bandwidth."""
         return self.taken and self.taken.recorded and self.taken.recorded.roofline
 
     def __str__(self) -> str:
@@ -167,7 +167,6 @@ def _recorded(row: Row) -> str:
 
 
 def _verdict(one: Candidate) -> list[str]:
-    """ "taken" or the refusal, then known times."""
     times = [f"predicted {one.predicted_ms:.3g} ms"] if one.predicted_ms else []
     times += [f"recorded {one.recorded.ms_p50:.3g} ms"] if one.recorded else []
     return ["taken" if one.refusal is None else one.refusal, *([", ".join(times)] if times else [])]

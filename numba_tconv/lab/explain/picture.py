@@ -7,16 +7,16 @@ from html import escape
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
 
-CELL_W, CELL_H, GAP, LABEL_W = 52, 22, 2, 64  # pixels
+CELL_W, CELL_H, GAP, LABEL_W = 52, 22, 2, 64
 MOST_PHASES, MOST_SHIFTS, MOST_OUTPUTS = 8, 12, 13
-# Paul Tol's light palette, distinct for the colour-blind.
+# Paul Tol's light palette, for the colour-blind.
 COLOURS = ("#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#aaaa00")
 EMPTY = "#dddddd"  # phase without taps
 OTHER = "#f4f4f4"  # phase not shown
 
 
 def picture(problem: Problem) -> str:
-    """An ``<svg>``: above, each phase's taps below the inputs that they read for column j; below, the first outputs."""
+    """Each phase's taps below the inputs that they read for column j; then the first outputs."""
     taps, outputs = problem.taps, range(min(problem.out_length, MOST_OUTPUTS))
     phases = range(min(taps.stride, MOST_PHASES))
     deepest = max(taps.shift(k) for k in range(taps.kernel_size))

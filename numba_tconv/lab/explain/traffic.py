@@ -12,10 +12,9 @@ from numba_tconv.kernels.k4_register_tile.choose import blocks
 
 @dataclass(frozen=True)
 class Traffic:
-    """Averages for one output: ``turns`` of the inner loop, elements loaded.
+    """Averages for one output: ``turns`` of the inner loop (one input channel and tap each), elements loaded.
 
-    A turn is one input channel and tap: all taps in k1, the longest phase's in k2 and k3, in k4 also the tile's
-    padding.
+    k1 takes all taps, k2 and k3 the longest phase's, k4 also the tile's padding.
     """
 
     turns: float
@@ -25,7 +24,7 @@ class Traffic:
 
 
 def traffic(name: str, problem: Problem, config) -> Traffic:
-    """Traffic of the rung ``name`` with ``config``. Raises ValueError for others than k1 to k4."""
+    """Raises ValueError for other rungs than k1 to k4."""
     p = problem
     outputs = p.batch * p.out_channels * p.out_length
     depth, products = p.in_channels_per_group, p.flops / 2 / outputs

@@ -1,1 +1,1 @@
-"""Compiled kernels, inspected."""
+"""Inspection of compiled kernels."""

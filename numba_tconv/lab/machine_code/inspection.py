@@ -1,4 +1,4 @@
-"""The output of `inspect`."""
+"""The output of ``inspect``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from numba_tconv.selection.registry import RUNGS
 
 from . import offline
 
-MOST_COMMON = 12  # instructions listed
+MOST_COMMON = 12
 REPORT_HEADER = ["compiled for", "threads", "registers", "spilled B", "local B", "shared B", "occupancy"]
 
 
 def compiled(
     name: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device = H200, changes: dict | None = None
 ) -> tuple:
-    """A rung's configuration for a problem, and reports of a gradient's kernels, or of the forward main kernel.
+    """A rung's configuration, with ``changed`` fields, and reports of its forward main kernel or of a gradient's
+    kernels.
 
-    ``changes``: as for ``changed``. Raises offline.ToolMissing and ValueError.
+    Raises offline.ToolMissing and ValueError.
     """
     rung, precision = RUNGS.get(name) or GRADIENTS[name], bench.peak_name(dtype, precision)
     config = changed(rung.config_on(device, problem, dtype, precision), changes or {})
@@ -60,7 +61,6 @@ def changed(config, changes: dict):
 
 
 def _fields(config) -> list[str]:
-    """Fields whose values a command can state."""
     plain = bool, int, float, str, tuple
     if not is_dataclass(config):
         return []
@@ -93,7 +93,6 @@ def print_report(report: offline.Report) -> None:
 
 
 def sm(cc: tuple) -> str:
-    """An architecture's name: "sm_90a"."""
     return "sm_" + "".join(map(str, cc))
 
 

@@ -1,4 +1,4 @@
-"""Compilation without a GPU: PTX by NVVM, machine code by ptxas, SASS by nvdisasm."""
+"""Compilation without a GPU: NVVM, ptxas, nvdisasm."""
 
 from __future__ import annotations
 
@@ -20,16 +20,12 @@ PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
 
 
 class ToolMissing(RuntimeError):
-    """ptxas or nvdisasm is not installed."""
+    """ptxas or nvdisasm is missing."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A compiled kernel.
-
-    ``registers`` and ``local_bytes`` are per thread, ``shared_bytes`` per block; ``seconds`` is processor time, without
-    PTX from disk.
-    """
+    """``registers`` and ``local_bytes`` are a thread's, ``shared_bytes`` a block's; ``seconds`` is processor time."""
 
     name: str
     cc: tuple
@@ -56,12 +52,11 @@ class Report:
 
     @cached_property
     def instruction_mix(self) -> Counter:
-        """SASS instructions with modifiers, counted; empty without nvdisasm."""
+        """Counts of SASS instructions; empty without nvdisasm."""
         return instructions(self.sass or "")
 
     @cached_property
     def blocks_per_multiprocessor(self) -> int:
-        """Blocks that fit by threads, registers and shared memory."""
         threads, blocks, shared = LIMITS[self.cc[:2]]
         warps = -(-self.threads // 32)
         registers_a_warp = -(-self.registers * 32 // 256) * 256
@@ -74,14 +69,14 @@ class Report:
 
     @property
     def occupancy(self) -> float:
-        """Resident threads as a share of the limit."""
+        """Share of the limit of resident threads."""
         return self.blocks_per_multiprocessor * self.threads / LIMITS[self.cc[:2]][0]
 
 
 def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = None, ptx: str | None = None) -> Report:
-    """Compile ``kernel`` for a GPU of compute capability ``cc``. Raises ToolMissing without ptxas.
+    """Compile ``kernel`` for compute capability ``cc``. Raises ToolMissing without ptxas.
 
-    ``shared_bytes``: dynamic, of the launch; ``ptx``: the kernel's, if known.
+    ``shared_bytes``: the launch's dynamic ones; ``ptx``: the kernel's, if known.
     """
     before = _processor_seconds()
     ptx, cc = ptx or kernel.kept_ptx(target(cc[:2])), architecture(cc)
@@ -139,7 +134,7 @@ def instructions(sass: str) -> Counter:
 
 
 def loops(code: str) -> list[str]:
-    """Loops, from a label to the last branch back."""
+    """Loops, each from a label to the last branch back."""
     lines = code.splitlines()
     labels = {found[1]: at for at, line in enumerate(lines) if (found := re.match(r"\s*([$.]L\w+):", line))}
     ends = {}
@@ -159,7 +154,7 @@ def product_loops(code: str) -> list[str]:
 
 
 def tool(name: str, optional: bool = False) -> str | None:
-    """Path of a program: from NVIDIA's packages (NVVM may write PTX too new for PATH's ptxas), else from PATH.
+    """Path of a program in NVIDIA's packages (NVVM may write PTX too new for PATH's ptxas), else in PATH.
 
     Raises ToolMissing; with ``optional``, returns None.
     """

@@ -1,1 +1,1 @@
-"""Workloads, timing, accuracy, and rows."""
+"""Measurements."""

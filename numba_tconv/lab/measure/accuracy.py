@@ -14,15 +14,15 @@ from numba_tconv.selection.directions import FORWARD
 
 from .directions import Operands, by_torch, shape_of
 
-ORACLE_ELEMENTS = 1 << 27  # float64 elements at once, 1 GiB
+ORACLE_ELEMENTS = 1 << 27  # 1 GiB
 NO_TF32 = 1e-5  # relative norm of results not rounded to TF32
 
-# Upper bound of a rounding error's standard deviation relative to the product. b bits are off by up to 2**-b; a split
-# operand has 22 bits, and the product of low halves is left out.
+# Bound of a rounding error's standard deviation relative to the product: b bits are off by up to 2**-b; a split operand
+# has 22 bits, and the product of low halves is left out.
 OPERANDS_SPREAD = {"tf32": 2**-11 * math.sqrt(2 / 3), "tf32x3": 2**-22 * math.sqrt(2 / 3 + 1 / 9)}
-MOST = math.sqrt(6)  # deviations that one product may be off by
-FEW = 64  # fewer numbers may all be off by more than one deviation
-DEVIATIONS = 6  # random errors stay below
+MOST = math.sqrt(6)  # deviations of one product
+FEW = 64  # fewer numbers may all be off by more than a deviation
+DEVIATIONS = 6
 FEW_TERMS = 64  # products that may be added serially and nearly cancel
 
 
@@ -40,7 +40,7 @@ class Error:
         """Whether both measures are at most twice torch's in the same precision.
 
         The limit is at least the dtype's spacing; in float64, whose reference is rounded too, times the root of
-        ``terms``, the products of the longest sum. Where cuDNN did not use an allowed TF32, the limit is TF32_ERROR.
+        ``terms``, the longest sum's products. Where cuDNN did not use an allowed TF32, it is TF32_ERROR.
         """
         if precision == "tf32" and of_torch.norm < NO_TF32:
             return self.at_most(TF32_ERROR)
@@ -69,10 +69,7 @@ def right(result: str, error: Error, of_torch: Error, operands: Operands, precis
 
 
 def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Error:
-    """Relative error that float32 arithmetic in ``precision`` may cost a result.
-
-    Rounding errors are taken as independent: an element's grows with the root of the sum of its squared products.
-    """
+    """The relative error that float32 arithmetic in ``precision`` may cost, if rounding errors are independent."""
     terms = p.terms(result)
     spread = math.hypot(OPERANDS_SPREAD.get(precision, 0), 2**-24 * math.sqrt(min(terms, FEW_TERMS) / 6))
     products = operands._replace(bias=None)
@@ -112,7 +109,7 @@ def _relative(value, to) -> float:
 def in_float64(
     result: str, operands: Operands, p: Problem, change: Callable = lambda tensor: tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield the float64 result, with operands under ``change``, in slices of the first dimension."""
+    """Yield the float64 result, of operands under ``change``, in slices of the first dimension."""
     x, grad_output = operands.x, operands.grad_output
 
     def changed(tensor):

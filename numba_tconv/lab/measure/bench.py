@@ -1,7 +1,6 @@
-"""Measurement: rungs, torch's op, conv1d and a device copy take turns in one run (timing.py), and are checked.
+"""Measurement: rungs, torch's op, conv1d and a device copy take turns (timing.py), and are checked.
 
-The copy's bandwidth gives the roofline. Our results start as NaN; those of the last call are compared with float64. A
-wrong result gives no row.
+The copy's bandwidth gives the roofline. Our results start as NaN; a wrong one gives no row.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from .workloads import Workload
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISIONS}
 CONV1D = "conv1d"
-PEAKS_KNOWN = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")  # PEAK_FLOPS holds for them; others get no roofline
+PEAKS_KNOWN = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")  # others get no roofline
 
-# A step takes Python longer to queue than one call.
+# Python queues a step more slowly.
 FLUSHES_OF = {STEP: 4 * FLUSHES}
 COPY_BYTES = 2 << 30
 
 
 class WrongResult(Exception):
-    """``rows`` are those of right contestants."""
+    """Holds the ``rows`` of right contestants."""
 
     def __init__(self, message: str, rows: list[Row]):
         super().__init__(message)
@@ -46,7 +45,7 @@ class WrongResult(Exception):
 
 @contextlib.contextmanager
 def torch_switches(tf32: bool) -> Iterator[None]:
-    """Let cuDNN search for its fastest algorithm, with or without TF32; restores both switches."""
+    """Let cuDNN search for its fastest algorithm, with or without TF32."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.allow_tf32
     cudnn.benchmark, cudnn.allow_tf32 = True, tf32
@@ -84,9 +83,6 @@ def make_operands(workload: Workload, dtype: torch.dtype, device: str, gradients
     return inputs._replace(grad_output=grad_output.to(dtype))
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def measure(
     workload: Workload,
     rungs: list[str],
@@ -98,18 +94,16 @@ def measure(
     repeats: int = 30,
     budget_s: float = 1.0,
 ) -> list[Row]:
-    """Rows for ``rungs`` on ``workload`` in ``direction``, from one interleaved run on torch's current GPU.
+    """Rows of ``rungs`` (names for ``rungs_for``) on ``workload``, from one interleaved run on torch's current GPU.
 
     Args:
-        rungs: names as for ``rungs_for``, which raises for others.
-        precision: of float32, torch's too ("ieee" beside our "tf32x3"). In "tf32", ``auto`` names no precision and
-            torch's switch allows TF32.
-        weights: "call" packs weights in the timed call; "frozen" before it (forward pass only).
+        precision: of float32, torch's too ("ieee" beside our "tf32x3"); in "tf32" ``auto`` follows torch's switch.
+        weights: "call" packs them in the timed call; "frozen" before it (forward pass only).
         repeats: timed rounds.
         budget_s: GPU seconds of each contestant.
 
     Raises:
-        WrongResult: a result is wrong; it holds the right rows.
+        WrongResult: a result is wrong.
         ValueError: ``weights`` and ``direction`` exclude each other.
     """
     check_weights(weights, direction)
@@ -155,12 +149,10 @@ def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, pr
 
 
 def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: str) -> Contestant:
-    """The result memory holds NaN before every call."""
     asked = TF32_ALLOWED if precision == "tf32" else precision
     shapes = [shape_of(result, p) for result in results_of(direction, p)]
 
     def poison():
-        # Results of the same sizes reuse the freed blocks.
         return [torch.full(shape, math.nan, dtype=operands.x.dtype, device=operands.x.device) for shape in shapes]
 
     def step():
@@ -181,7 +173,6 @@ def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: 
 
 
 def _theirs(direction: str, operands: Operands, p: Problem) -> dict[str, Contestant]:
-    """torch's op, gradient or step; for the forward pass also conv1d where it applies."""
     if direction == STEP:
         return {CUDNN: Contestant(lambda: by_autograd(lambda *inputs: torch_forward(*inputs, p), operands, p))}
     contestants = {CUDNN: Contestant(lambda: {direction: by_torch(direction, operands, p)})}
@@ -202,7 +193,7 @@ def _rows(
     found: dict[str, dict[str, Error]],
     bandwidth: float,
 ) -> list[Row]:
-    """Rows of ``names``; ``bandwidth`` is the copy's, in bytes/s."""
+    """``bandwidth``: the copy's, in bytes/s."""
     costs, itemsize, peak = costs_of(direction, workload.problem), dtype.itemsize, peak_name(dtype, precision)
     where, dtype_name = machine.describe(), str(dtype).removeprefix("torch.")
     known = where.gpu in PEAKS_KNOWN

@@ -19,7 +19,7 @@ from .directions import Operands, by_torch, shape_of
 from .mismatch import Mismatch, mismatch
 from .workloads import Workload
 
-# Products of each: some seconds.
+# Products; some seconds each.
 SIMULATOR_PRODUCTS = 100_000
 REFERENCE_PRODUCTS = 500_000
 REFERENCE_TOLERANCE = 1e-12
@@ -34,7 +34,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """``error`` None: not computed; ``note`` says why. ``where``: of a wrong output of the forward pass."""
+    """``error`` None: not computed, as ``note`` says. ``where``: of a wrong forward output."""
 
     name: str
     error: Error | None
@@ -59,7 +59,6 @@ def require_checkable(problem: Problem) -> None:
 
 
 def require_simulable(problem: Problem) -> None:
-    """Raise ValueError for a problem of minutes."""
     products = problem.flops // 2
     if products > SIMULATOR_PRODUCTS:
         raise ValueError(
@@ -73,10 +72,7 @@ def steps() -> int:
 
 
 def parity(problem: Problem, dtype: torch.dtype, precision: str) -> Iterator[tuple[str, Outcome]]:
-    """Yield name and outcome of every result of random data, by the reference, torch and every rung.
-
-    Rungs write into NaN; accuracy.right judges.
-    """
+    """Yield every result's name and outcome, by the reference, torch and every rung."""
     device = "cpu" if SIMULATOR else "cuda"
     operands = bench.make_operands(Workload("", problem, "", ""), dtype, device, gradients=True)
     with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():
@@ -111,7 +107,7 @@ def _parity(result: str, operands: Operands, p: Problem, precision: str) -> Iter
 
 
 def _by_reference(result: str, operands: Operands, p: Problem, error) -> Outcome:
-    """The plain loops of ``reference``, perhaps not installed."""
+    """``reference`` may not be installed."""
     try:
         import reference
     except ImportError:

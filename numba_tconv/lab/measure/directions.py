@@ -1,4 +1,4 @@
-"""Operands, costs and implementations of each direction."""
+"""Each direction's operands, costs and implementations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Operands(NamedTuple):
     grad_output: torch.Tensor | None = None  # (N, C_out, L_out); None: forward only
 
     def of(self, result: str) -> tuple:
-        """The operands of a result, in the rungs' order."""
+        """Operands of a result, in the rungs' order."""
         g = self.grad_output
         return {
             FORWARD: (self.x, self.weight, self.bias),
@@ -42,12 +42,9 @@ def shape_of(result: str, p: Problem) -> tuple[int, ...]:
 
 
 def costs_of(direction: str, p: Problem) -> list[Problem]:
-    """Forward passes whose FLOPs, minimum bytes and roofline times add up to the direction's."""
+    """Forward passes that together cost what the direction does."""
     without_bias = replace(p, bias=False)
     return {FORWARD: [p], STEP: [p, without_bias, without_bias]}.get(direction, [without_bias])
-
-
-# --- torch's own ------------------------------------------------------------------------------------------------------
 
 
 def torch_forward(x, weight, bias, p: Problem) -> torch.Tensor:
@@ -64,11 +61,7 @@ def by_torch(result: str, operands: Operands, p: Problem) -> torch.Tensor:
     return gradients[wanted.index(True)]
 
 
-# --- this package's ---------------------------------------------------------------------------------------------------
-
-
 def our_forward(x, weight, bias, p: Problem, precision: str) -> torch.Tensor:
-    """The public function; TF32_ALLOWED leaves precision to torch's switch."""
     named = None if precision == TF32_ALLOWED else precision
     pair = p.padding, p.padding - p.output_padding
     padding, output_padding = (p.padding, p.output_padding) if p.has_torchs_padding else (pair, 0)

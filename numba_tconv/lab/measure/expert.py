@@ -1,6 +1,6 @@
 """Transposed convolution by torch's conv1d, as an expert writes it.
 
-``m * stride`` undilated taps become a conv1d whose output channels are the phases, shuffled and cropped.
+The conv1d's output channels are the phases, shuffled and cropped afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Random problems on every rung and gradient, against float64.
-
-Seed and number determine a case. STRUCTURES limit compilation.
-"""
+"""Random problems on every rung and gradient, against float64. Seed and number determine a case."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from numba_tconv.torch_api import torchs
 from .bench import DTYPES
 from .directions import Operands, shape_of
 
-# Stride, kernel size, dilation, input and output channels of a group.
+# Stride, kernel size, dilation, input and output channels of a group: few, to limit compilation.
 STRUCTURES = [
     *[(1, 1, 1, 16, 16), (1, 3, 1, 128, 128), (1, 5, 3, 32, 64), (1, 7, 1, 24, 130), (1, 11, 5, 17, 40)],
     *[(1, 41, 1, 9, 10), (2, 4, 1, 128, 64), (2, 3, 2, 32, 64), (2, 2, 1, 40, 72), (2, 5, 3, 20, 33)],
@@ -48,11 +45,8 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True)
 class Layout:
-    """Memory layout of three dimensions.
-
-    ``order``: outermost first; ``gaps``: factors of dense strides (0 repeats one number); ``shift``: elements before
-    the tensor.
-    """
+    """``order``: outermost dimension first; ``gaps``: factors of dense strides (0 repeats a number); ``shift``:
+    elements before the tensor."""
 
     order: tuple[int, int, int] = (0, 1, 2)
     gaps: tuple[int, int, int] = (1, 1, 1)
@@ -114,7 +108,7 @@ def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
 
 
 def bound(of: str, operands, problem: Problem, dtype: torch.dtype, precision: str) -> torch.Tensor:
-    """The most that each element may differ from the oracle, in any order of its sum.
+    """The most that each element may differ from float64, in any order of its sum.
 
     Operands, additions (doubled: tensor cores truncate) and the result are rounded.
     """
@@ -146,7 +140,7 @@ def _problem(drawn: random.Random) -> Problem:
     length, groups = drawn.randint(1, longest), drawn.randint(1, 2 if SIMULATOR else 3)
     output_padding = drawn.randrange(max(stride, dilation))
     uncropped = (length - 1) * stride + dilation * (kernel_size - 1) + output_padding + 1
-    reach = dilation * (kernel_size - 1) + stride  # padding up to this meets most edge cases
+    reach = dilation * (kernel_size - 1) + stride  # up to this padding meets most edge cases
     most = min(drawn.choice((reach, uncropped)), (uncropped - 1) // 2)
     padding = drawn.choice((drawn.randint(0, most), (drawn.randint(0, most), drawn.randint(0, most)), *WORDS))
     parts = parts_of(padding, kernel_size, stride, output_padding, dilation)
@@ -162,12 +156,10 @@ def _problem(drawn: random.Random) -> Problem:
 
 
 def _layout(drawn: random.Random) -> Layout:
-    """Half of the layouts are contiguous, perhaps unaligned."""
     shift = drawn.choice((0, 0, drawn.randrange(16)))
     if drawn.random() < 0.5:
         return Layout(shift=shift)
     order = drawn.choice(list(itertools.permutations(range(3))))
-    # At most one gap, to limit memory.
     gaps = [drawn.choice((1, 2, 3)), drawn.choice((0, 1, 1)), 1]
     drawn.shuffle(gaps)
     return Layout(order, tuple(gaps), shift)
@@ -180,7 +172,7 @@ def run_fuzz(arguments) -> int:
 
 
 def check_cases(draw: Callable[[int, int], Any], arguments) -> int:
-    """Check ``count`` cases ``draw(seed, number)`` from number ``first``; print the wrong ones as Python.
+    """Check cases ``draw(seed, number)``; print wrong ones as Python.
 
     Other exceptions end the run: they may spoil the GPU's context.
     """

@@ -1,7 +1,4 @@
-"""Random alias-free activations, and their gradients, on a GPU or in the simulator against float64.
-
-Seed and number determine a case; a failing one is printed as a line of Python.
-"""
+"""Random alias-free activations and gradients, against float64."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ from .bench import DTYPES
 from .fuzz import Mismatch, check_cases
 
 SUMS = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-20, torch.float16: 2.0**-20}
-UNITS = 32  # of SUMS, for the longest sums of products, and for phases
+UNITS = 32  # of SUMS, for the longest sums and for phases
 LONGEST = 40 if SIMULATOR else 3000
 
 
 @dataclass(frozen=True)
 class Case:
-    """``dtype`` is a name; ``tied``: beta is alpha; ``parameters``: with their gradients."""
+    """``tied``: beta is alpha; ``parameters``: with their gradients."""
 
     sizes: AliasFree
     dtype: str
@@ -35,7 +32,7 @@ class Case:
     log_scale: bool
     tied: bool
     parameters: bool
-    turned: bool  # samples of x and of y's gradient are no neighbours in memory
+    turned: bool  # samples are not adjacent
     seed: int
 
     def line(self) -> str:
@@ -85,7 +82,7 @@ class Case:
         return [one for one in found if one.numel()]
 
     def limits(self, exact, dy) -> tuple[float, float, float, float]:
-        """Largest errors of y and of the gradients, beside one rounding: UNITS of the largest number on the way."""
+        """Largest errors beside one rounding: UNITS of the largest number on the way."""
         x, up, down, alpha, beta = (None if one is None else one.detach() for one in exact)
         u = float(self.sizes.up_ratio * up.abs().sum() * x.abs().max())
         a = b = 1.0

@@ -1,7 +1,6 @@
-"""Random layers, chunks, masks and resets of streams: each slot's steps against the whole of what it was given.
+"""Random streams: each slot's steps against its whole signal.
 
-On a GPU in "ieee" and "fp64" the steps must be the bits of k2_polyphase; elsewhere float64 judges them. Seed and number
-determine a case; a failing one is printed as a line of Python.
+On a GPU in "ieee" and "fp64" the bits must be k2_polyphase's; elsewhere float64 judges.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ EXACT = "ieee", "fp64"
 
 @dataclass(frozen=True)
 class Case:
-    """A layer with ``slots`` streams. ``chunks`` are the new frames of each step; ``dtype`` is a name."""
+    """``chunks``: new frames of each step."""
 
     layer: Problem
     dtype: str
@@ -104,7 +103,6 @@ def draw(seed: int, number: int) -> Case:
     groups = drawn.randint(1, 3)
     sizes = groups * in_per_group, groups * out_per_group, kernel_size, 1
     layer = Problem(1, *sizes, stride, groups=groups, dilation=dilation, bias=drawn.random() < 0.5)
-    # torch rounds 16 bits on CPUs more than once.
     dtype = drawn.choice(list(PRECISIONS) if device == "cuda" else [torch.float32, torch.float64])
     few = drawn.choice((1, 3, MOST_NEW))
     chunks = tuple(drawn.randint(1, few) for _ in range(drawn.randint(1, MOST_STEPS)))

@@ -1,4 +1,4 @@
-"""Where and when a measurement ran."""
+"""Where a measurement ran."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Measured(Machine, Time):
-    """Every row's first columns."""
+    """Columns of every row."""
 
 
 def describe() -> Machine:
@@ -58,7 +58,7 @@ def _commit() -> str:
     return f"{commit}{'+' if _output_of('git', 'status', '--porcelain') else ''}" if commit else "unknown"
 
 
-@cache  # asking takes longer than many a measurement
+@cache  # asking is slow
 def driver() -> str:
     versions = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return versions.splitlines()[0] if versions else "unknown"

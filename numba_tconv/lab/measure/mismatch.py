@@ -1,4 +1,4 @@
-"""Where an output of the forward pass is wrong."""
+"""Where a forward output is wrong."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numba_tconv.formula.problem import Problem
 
 from .directions import shape_of
 
-MOST_LISTED = 6  # numbers told one by one
+MOST_LISTED = 6
 ALMOST_ALL = 0.99
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first wrong output in memory's order, and which outputs are wrong in words.
+    """The first wrong output in memory's order, and all of them in words.
 
-    ``phase`` is ``(position + padding) mod stride``. ``wrong`` and ``outputs`` are counts.
+    ``phase`` is ``(position + padding) mod stride``; ``wrong`` and ``outputs`` are counts.
     """
 
     n: int
@@ -51,7 +51,7 @@ def mismatch(
         'all of phase 1'
 
     An output is wrong if it is NaN, or off by more than ``tolerance`` times the largest expected magnitude. None is the
-    larger of 1e-5 and twice the spacing of got's dtype; results in TF32 need 1e-3. Raises ValueError for other shapes.
+    larger of 1e-5 and twice the spacing of got's dtype; TF32 needs 1e-3. Raises ValueError for other shapes.
     """
     shape = shape_of("forward", problem)
     for name, values in (("got", got), ("expected", expected)):
@@ -62,7 +62,7 @@ def mismatch(
     if tolerance is None:
         tolerance = max(1e-5, 2 * torch.finfo(got.dtype).eps)
     limit = tolerance * expected.abs().max().double()
-    # By sample: a difference in float64 of all would not fit in memory beside the outputs.
+    # A float64 difference of all samples would not fit in memory.
     wrong = torch.stack([~((a.double() - b.double()).abs() <= limit) for a, b in zip(got, expected, strict=True)])
     if not wrong.any():
         return None
@@ -77,8 +77,8 @@ def mismatch(
 
 
 def _pattern(wrong: torch.Tensor, p: Problem) -> str:
-    """The smallest product of samples, groups, channels of a group, phases and positions that holds all of ``wrong``,
-    and how much of it is wrong."""
+    """The smallest product of samples, groups, channels, phases and positions that holds all of ``wrong``, and how much
+    of it is wrong."""
     wrong = wrong.unflatten(1, (p.groups, p.out_channels_per_group))
     samples, groups, channels, positions = (
         wrong.any(dim=[other for other in range(4) if other != axis]).nonzero().flatten().tolist() for axis in range(4)
@@ -97,8 +97,7 @@ def _pattern(wrong: torch.Tensor, p: Problem) -> str:
 
 
 def _words(values: list[int], size: int, noun: str, ends: bool = False) -> str:
-    """``values`` of ``range(size)`` in words; "" for all. ``ends``: counted from the first or last where they begin or
-    end there."""
+    """``values`` of ``range(size)`` in words, "" for all. ``ends``: counted from the first or last."""
     low, high, count = values[0], values[-1], len(values)
     if count == size:
         return ""
@@ -114,7 +113,7 @@ def _words(values: list[int], size: int, noun: str, ends: bool = False) -> str:
 
 
 def _range_of(positions: list[int], eligible: list[int]) -> tuple[str, int]:
-    """The range of ``positions`` among the ``eligible`` ones in words, "" for all, and how many it holds."""
+    """The range of ``positions`` among ``eligible`` in words, "" for all, and its size."""
     if positions == eligible:
         return "", len(eligible)
     first, last = eligible.index(positions[0]), eligible.index(positions[-1])
@@ -131,7 +130,7 @@ def _range_of(positions: list[int], eligible: list[int]) -> tuple[str, int]:
 
 
 def _spaced(values: list[int], noun: str) -> str:
-    """Three or more equally spaced values in words, else ""."""
+    """Three or more equally spaced values, else ""."""
     if len(values) < 3:
         return ""
     first, second = values[:2]

@@ -1,4 +1,4 @@
-"""Measurements in CSV files, which are replaced whole."""
+"""Measurements in CSV files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Row(machine.Measured):
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
-Kind = TypeVar("Kind")  # a row's dataclass
+Kind = TypeVar("Kind")
 _PARSE = {
     "str": str,
     "int": int,
@@ -77,17 +77,17 @@ _PARSE = {
 
 
 def read(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
-    """The rows of the file at ``path``. Raises RowsError."""
+    """The file's rows. Raises RowsError."""
     return list(_parse(_text(Path(path)), str(path), kind))
 
 
 def read_all(directory: str | os.PathLike) -> list[Row]:
-    """The rows of every ``*.csv`` in ``directory``. Raises RowsError."""
+    """Rows of all ``*.csv`` in ``directory``. Raises RowsError."""
     return [row for path in sorted(Path(directory).glob("*.csv")) for row in read(path)]
 
 
 def append(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
-    """Add ``rows`` to the file at ``path``, or create it.
+    """Add ``rows`` to the file, or create it.
 
     Raises RowsError, leaving the file as it was, for other columns or a failed write.
     """
@@ -95,7 +95,7 @@ def append(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row
 
 
 def replace(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
-    """Write ``rows`` in place of the file. Raises RowsError as ``append`` does."""
+    """Replace the file's rows. Raises RowsError as ``append``."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_columns(kind))
@@ -121,7 +121,7 @@ def replace_text(path: str | os.PathLike, text: str) -> bool:
 
 
 def replace_bytes(path: str | os.PathLike, content: bytes) -> bool:
-    """Replace ``path`` at once; returns whether the content changed. Raises RowsError."""
+    """Replace the file at once; returns whether it changed. Raises RowsError."""
     path = Path(path)
     try:
         if path.exists() and path.read_bytes() == content:
@@ -150,7 +150,7 @@ def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
 
 
 def of_main_gpu(rows: Iterable[Kind]) -> list[Kind]:
-    """Rows of the GPU with the most; of equals, with the newest."""
+    """Rows of the GPU with the most, or of equals the newest."""
     by_gpu: dict[str, list[Kind]] = {}
     for row in rows:
         by_gpu.setdefault(row.gpu, []).append(row)
@@ -169,7 +169,7 @@ def newest(
 
 
 def existing(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
-    """``read``; none without the file. Raises RowsError."""
+    """As ``read``; none without the file. Raises RowsError."""
     return read(path, kind) if Path(path).exists() else []
 
 

@@ -1,4 +1,4 @@
-"""Exhaustive search to test k6's cost model: a workload's configurations in one run, without packing."""
+"""A test of k6's cost model: all configurations of a workload in one run, without packing."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _compile(config: Config, cc: tuple) -> None:
 
 
 def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Tried]:
-    """Rows of all configurations, timed as in ``bench``. Raises WrongResult if the first or last sample is wrong."""
+    """Rows of all configurations. Raises WrongResult if the first or last sample is wrong."""
     p, name = workload.problem, bench.peak_name(dtype, precision)
     found, chosen, rung = configs(p, name), choose_whole(p, name), RUNGS[RUNG]
     with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():

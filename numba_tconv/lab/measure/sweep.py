@@ -1,4 +1,4 @@
-"""Curves over length: a layer at a fixed batch and many lengths."""
+"""Curves over length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from .rows import Row
 from .timing import FEWEST_REPEATS, WARMUP_CALLS
 from .workloads import Workload
 
-# From KernelBench, from audio decoders, and one filter a channel.
 LAYERS = ("kb64", "kb74", "kb79", "hifigan_u1", "hifigan_u3", "dac_u1", "encodec_u4", "depthwise")
 BATCH = 16
 SHORTEST, LONGEST = 2**10, 2**20  # samples of output
@@ -33,7 +32,7 @@ def lengths(problem: Problem, shortest: int = SHORTEST, longest: int = LONGEST, 
 
 
 def neighbours(some: list[int]) -> list[int]:
-    """L - 1 and L + 1 at three of the lengths: a quarter, half and three quarters of the way."""
+    """L - 1 and L + 1 at a quarter, half and three quarters of the lengths."""
     chosen = {some[len(some) * quarter // 4] for quarter in (1, 2, 3)}
     return [one for length in sorted(chosen) for one in (length - 1, length + 1) if one]
 
@@ -43,7 +42,7 @@ def curve(layer: Workload, some: list[int], batch: int = BATCH) -> list[Workload
 
 
 def affordable(names: list[str], before: list[Row], problem: Problem, budget_s: float) -> list[str]:
-    """The contestants whose fewest calls take at most ``budget_s`` seconds, by their rate in the rows ``before``, and
-    those without a row."""
+    """Contestants without a row, or whose fewest calls take ``budget_s`` seconds at most, at their rate in
+    ``before``."""
     calls, rates = WARMUP_CALLS + FEWEST_REPEATS, {row.rung: row.tflops for row in before}
     return [name for name in names if name not in rates or calls * problem.flops / rates[name] <= 1e12 * budget_s]

@@ -19,7 +19,7 @@ FLUSHES = 4  # before a timed call
 
 @dataclass
 class Contestant:
-    """``call`` enqueues one computation and returns its output; ``prepare`` runs before, untimed."""
+    """``call`` enqueues one computation; ``prepare`` runs before, untimed."""
 
     call: Callable[[], Any]
     prepare: Callable[[], object] = lambda: None
@@ -32,7 +32,7 @@ class Contestant:
 
 
 class Flush:
-    """Evict the L2 cache ``times`` times, which hides Python's launch time."""
+    """Evicts the L2 cache, which hides Python's launch time."""
 
     def __init__(self, times: int):
         size = 8 * torch.cuda.get_device_properties().L2_cache_size
@@ -59,7 +59,7 @@ def timed_call(contestant: Contestant, flush: Flush) -> None:
 def interleave(
     contestants: list[Contestant], repeats: int, budget_s: float, label: str, flushes: int = FLUSHES
 ) -> None:
-    """Time the contestants in turns, ``repeats`` times each, ``flushes`` cache flushes before each call.
+    """Time each contestant ``repeats`` times in turns, after ``flushes`` cache flushes.
 
     One that would exceed ``budget_s`` seconds sits out rounds, but gets FEWEST_REPEATS calls.
     """

@@ -11,7 +11,7 @@ from numba_tconv.formula.problem import Problem
 
 @dataclass(frozen=True)
 class Workload:
-    """``note``: the layer; ``expanded_weight``: one filter serves all channels, by a stride of 0."""
+    """``note``: the layer; ``expanded_weight``: one filter for all channels, by a stride of 0."""
 
     name: str
     problem: Problem
@@ -95,7 +95,7 @@ def get(name: str) -> Workload:
 
 
 def of_sizes(problem: Problem) -> Workload:
-    """A layer of no model, named after its sizes, such as "c128to64k4s2p1"; batch and length are not in the name."""
+    """A layer named after its sizes, such as "c128to64k4s2p1"; batch and length are not in the name."""
     sizes = f"c{problem.in_channels}to{problem.out_channels}k{problem.kernel_size}"
     for letter, value, default in (
         ("s", problem.stride, 1),
@@ -109,10 +109,8 @@ def of_sizes(problem: Problem) -> Workload:
 
 
 def layer(name: str) -> Workload:
-    """The workload called ``name``, or the layer of the sizes in a name of ``of_sizes``, one sample of minimal length.
-
-    Raises ValueError for another name.
-    """
+    """The workload ``name``, or the layer of a name of ``of_sizes``: one sample of minimal length. Raises
+    ValueError."""
     if not (parts := NAMED_SIZES.fullmatch(name)):
         return get(name)
     numbers = {field: int(value) for field, value in parts.groupdict().items() if value and field != "bias"}
@@ -121,7 +119,7 @@ def layer(name: str) -> Workload:
 
 
 def expand(names: list[str], batch: int | None = None) -> list[Workload]:
-    """The workloads of ``names`` or SETS, each once. Raises ValueError for other names."""
+    """The workloads of ``names`` or SETS, each once. Raises ValueError."""
     single = [
         get(name) for name in dict.fromkeys(one for name in names for one in SETS.get(name.lower(), (name.lower(),)))
     ]

@@ -1,1 +1,1 @@
-"""Tables and pages, made from rows alone."""
+"""Pages and tables, from rows alone."""

@@ -1,4 +1,4 @@
-"""README's claim, made from rows."""
+"""README's claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numba_tconv.selection.directions import FORWARD, STEP
 
 from .tables import EMPTY, mean, where
 
-ARITHMETIC = {"bfloat16": "bfloat16", "tf32": "TF32"}  # by a row's precision, in the claim's order
+ARITHMETIC = {"bfloat16": "bfloat16", "tf32": "TF32"}
 
 
 def render(
@@ -83,7 +83,6 @@ def _speedups(rows: Iterable[Row]) -> dict[str, list[float]]:
 
 
 def _frozen(picked: list[Row]) -> str:
-    """Empty without layers timed both ways."""
     both: dict[str, dict[tuple, Row]] = {
         weights: latest(row for row in picked if row.direction == FORWARD and row.weights == weights)
         for weights in (CALL, FROZEN)

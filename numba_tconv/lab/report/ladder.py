@@ -1,4 +1,4 @@
-"""README's ladder, made from rows."""
+"""README's ladder."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from numba_tconv.selection.registry import LADDER, RUNGS
 from .tables import MARK, markdown, note, where
 
 WORKLOAD = "kb64"
-# Workload and dtype of rungs beside the ladder.
 BESIDE = {"k5_dmma": (WORKLOAD, "float64"), "depthwise": ("depthwise", "float32")}
-NAMES = {"ieee": "full precision", "tf32": "TF32", "float64": "float64"}  # by a row's precision
+NAMES = {"ieee": "full precision", "tf32": "TF32", "float64": "float64"}
 
 
 def render(rows: Iterable[Row]) -> str:
-    """A line for each rung, from rows of the GPU with the most.
+    """A line for each rung, from the GPU with the most rows.
 
-    A ladder rung shows float32 on WORKLOAD, in full precision, else in TF32, and its gain over the rung below; one in
-    BESIDE shows its workload and dtype, and its gain over the ladder's fastest.
+    Ladder rungs show float32 on WORKLOAD, in full precision, else in TF32, and the gain over the rung below; those in
+    BESIDE the gain over the ladder's fastest.
     """
     dtypes = {"float32", *(dtype for _, dtype in BESIDE.values())}
     measured = [row for row in rows if row.direction == FORWARD and row.dtype in dtypes]

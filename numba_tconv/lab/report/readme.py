@@ -1,4 +1,4 @@
-"""README.md and plots/README.md: text made from rows between markers."""
+"""README.md and plots/README.md: text between markers, from rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from . import claim, ladder, summary
 from . import figures as plotting
 from . import tables as table
 
-FRONT = "claim", "ladder", "ten", "precision"  # in README.md
-RESULTS = "figures", "tables", "kernelbench", "decoders", "modes", "activations", "streaming"  # in plots/README.md
-# Figures by family, direction and arithmetic.
+FRONT = "claim", "ladder", "ten", "precision"
+RESULTS = "figures", "tables", "kernelbench", "decoders", "modes", "activations", "streaming"
 PLACES = "throughput", "ladder", "roofline", "decoders", "errors", "intensity", "predicted"
 ARITHMETICS = "float32_tf32", "bfloat16", "float32_ieee"
 
 
 def tables(data: str | os.PathLike) -> dict[str, str]:
-    """The text for each pair of markers, by name, from rows in ``data``. Raises RowsError."""
+    """Text by name of its markers, from the rows in ``data``. Raises RowsError."""
     data = Path(data)
     results = rows.existing(data / kernelbench_rows.FILE, kernelbench_rows.Result)
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
@@ -56,14 +55,12 @@ def figures(planned: dict[str, plotting.Plan]) -> str:
 
 
 def section(readme: str, name: str) -> str:
-    """Raises RowsError where a marker of ``name`` is missing."""
     start, end = _span(readme, name)
     return readme[start:end].strip()
 
 
 def updated(path: str | os.PathLike, tables: dict[str, str]) -> str:
-    """The README with each of ``tables`` between its markers. Raises RowsError for a missing marker or unreadable
-    file."""
+    """The page with ``tables`` between their markers. Raises RowsError for a missing marker or unreadable file."""
     try:
         readme = Path(path).read_text(encoding="utf-8")
         for name, text in tables.items():

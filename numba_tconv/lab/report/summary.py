@@ -1,4 +1,4 @@
-"""README's ten layers and precisions, made from rows."""
+"""README's ten layers and precisions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ LAYERS = (
 COLUMNS = ((FORWARD, "tf32"), (FORWARD, "bfloat16"), (STEP, "tf32"), (STEP, "bfloat16"))
 NAMES = {"tf32": "TF32", "bfloat16": "bf16"}
 
-# By dtype and precision.
 PRODUCTS = {
     ("float32", "ieee"): "exact products, float32 sums, on CUDA cores",
     ("float32", "tf32"): "operands rounded to 11 bits, on tensor cores",
@@ -27,11 +26,11 @@ PRODUCTS = {
     ("bfloat16", "bfloat16"): "exact products, float32 sums, on tensor cores",
     ("float64", "float64"): "float64, on tensor cores where the GPU has them",
 }
-SHORT = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}  # names for ``precision=``
+SHORT = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 
 
 def ten(rows: Iterable[Row]) -> str:
-    """The table of LAYERS: the selection's time and speed-up, forward and in a training step."""
+    """The selection's time and speed-up on LAYERS, forward and in a training step."""
     found = _picked(rows)
     if not found:
         return EMPTY
@@ -61,7 +60,7 @@ def shown(rows: Iterable[Row]) -> list[Row]:
 
 
 def precisions(rows: Iterable[Row]) -> str:
-    """A line for each precision: arithmetic, median errors of ours and torch's, mean speed-up, forward at full size."""
+    """A line for each precision, forward at full size: median errors of ours and torch's, mean speed-up."""
     picked = [row for row in rows if (row.rung, row.direction) == ("auto", FORWARD) and "@" not in row.workload]
     picked = list(latest(of_main_gpu(picked)).values())
     if not picked:

@@ -1,4 +1,4 @@
-"""Tables of results, made from rows."""
+"""Tables of results."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numba_tconv.lab.measure.workloads import AUDIO, WORKLOADS
 from numba_tconv.selection.directions import DIRECTIONS, FORWARD
 
 EMPTY = "No rows are recorded yet."
-MARK = "*"  # weights packed before the call
-ALIKE = 1.02  # frozen times this close to the call's are not shown
+MARK = "*"  # frozen weights
+ALIKE = 1.02  # closer frozen times are not shown
 AGREE = 1.07  # largest ratio of times of one kernel
 
 
 def markdown(header: list[str], lines: Iterable[Iterable[str]], texts: int = 1) -> str:
-    """A Markdown table; the first ``texts`` columns are text, the others numbers."""
+    """The first ``texts`` columns are text, the others numbers."""
     cells = [header, *([str(cell) for cell in line] for line in lines)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
 
@@ -31,10 +31,9 @@ def markdown(header: list[str], lines: Iterable[Iterable[str]], texts: int = 1) 
 
 
 def render(rows: Iterable[Row]) -> str:
-    """All rows at full size: a section for each GPU, most rows first; a table for each direction, dtype and precision.
+    """Rows at full size: a section for each GPU, a table for each direction, dtype and precision.
 
-    Times are median ms. Share of the floor and speed-up, over the faster of cuDNN and conv1d in the run, are
-    ``auto``'s, else the fastest rung's.
+    Floor share and speed-up, over the faster of cuDNN and conv1d, are ``auto``'s, else the fastest rung's.
     """
     by_gpu: dict[str, list[Row]] = {}
     for row in rows:
@@ -44,7 +43,6 @@ def render(rows: Iterable[Row]) -> str:
 
 
 def where(rows: list) -> str:
-    """GPU, versions and date of the newest of ``rows``, of any file."""
     newest = max(rows, key=lambda row: row.time)
     return f"{newest.gpu}, driver {newest.driver}, torch {newest.torch}, cuDNN {newest.cudnn}, {newest.time[:10]}"
 
@@ -54,7 +52,7 @@ def arithmetic(row) -> str:
 
 
 def time(row: Row | None) -> str:
-    """The row's ms, with MARK if its weights were packed before; "-" without a row."""
+    """The row's ms, with MARK for frozen weights; "-" without a row."""
     return "-" if row is None else _ms(row.ms_p50) + (MARK if row.weights == FROZEN else "")
 
 
@@ -66,8 +64,8 @@ def note(rows: Iterable[Row]) -> str:
 def agreeing(of_rungs: dict[str, Row]) -> dict[str, Row]:
     """A line's rows, by rung, without outdated ones.
 
-    ``auto`` launches the fastest rung. If their times differ by more than AGREE, a kernel has changed; rows older than
-    ``auto``'s, except cuDNN's, are left out.
+    Where ``auto`` and the fastest rung differ by more than AGREE, a kernel has changed: rows older than ``auto``'s,
+    except cuDNN's, are left out.
     """
     auto = of_rungs.get("auto")
     others = [row.ms_p50 for rung, row in of_rungs.items() if rung not in ("auto", "cudnn")]
@@ -81,7 +79,6 @@ def agreeing(of_rungs: dict[str, Row]) -> dict[str, Row]:
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """The geometric mean."""
     return math.exp(sum(map(math.log, numbers)) / len(numbers))
 
 
@@ -148,7 +145,7 @@ def _table(rows: list[Row], frozen: list[Row]) -> str:
 
 
 def _beside(auto: Row | None, frozen: list[Row]) -> Row | None:
-    """The frozen row to show beside a default call's: of no older code, and different by more than ALIKE."""
+    """The frozen row beside a default call's: no older, and different by more than ALIKE."""
     if auto is None or auto.weights != CALL:
         return None
     same = ("workload", "direction", "dtype", "precision", "length")

@@ -1,1 +1,1 @@
-"""Larger measurements: KernelBench, decoders, training."""
+"""Larger measurements."""

@@ -1,6 +1,6 @@
-"""The alias-free activation timed at BigVGAN's sizes: one kernel against the published module's operators, in turns.
+"""The alias-free activation at BigVGAN's sizes: one kernel against the published module's operators, in turns.
 
-Times are GPU times on a cold cache, of the forward pass or of a step: forward and the gradients of x, alpha and beta.
+GPU times on a cold cache; a step is forward and the gradients of x, alpha and beta.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from numba_tconv.torch_api.convert import convert
 from . import bigvgan
 from .decoder_times import DEVICE, WHOLE_FLUSHES, error
 
-FILE = Path("activations", "bigvgan.csv")  # in the data directory
+FILE = Path("activations", "bigvgan.csv")
 BATCH, SECONDS = 4, 4.0
 DTYPES, DIRECTIONS = ("float32", "bfloat16"), (FORWARD, STEP)
 HEADER = ["channels, length", "dtype", "direction", "torch, ms", "ours, ms", "speed-up", "error", "torch's error"]
@@ -38,7 +38,7 @@ HEADER = ["channels, length", "dtype", "direction", "torch, ms", "ours, ms", "sp
 
 @dataclass(frozen=True)
 class Timed(machine.Measured):
-    """One activation of ``batch`` inputs: median ms, and relative norms against float64, in a step of x's gradient."""
+    """Median ms of ``batch`` inputs, and errors: in a step, of x's gradient."""
 
     batch: int
     channels: int
@@ -52,7 +52,7 @@ class Timed(machine.Measured):
 
 
 def shapes(name: str = "bigvgan_v2_24khz") -> list[tuple[int, int]]:
-    """Channels and length after the first, a middle and the last stage of the model, for SECONDS of sound."""
+    """Channels and length after the model's first, middle and last stage."""
     sizes = bigvgan.SIZES[name]
     length, found = round(SECONDS * sizes.sampling_rate / sizes.hop), []
     for stage, rate in enumerate(sizes.rates, start=1):
@@ -62,7 +62,6 @@ def shapes(name: str = "bigvgan_v2_24khz") -> list[tuple[int, int]]:
 
 
 def side(module: nn.Module, x: torch.Tensor, dy: torch.Tensor, direction: str) -> Contestant:
-    """Computes the output, or in a step the gradients of x, alpha and beta."""
     module, x = module.to(x.dtype), x.clone()
 
     def forward():
@@ -113,7 +112,7 @@ def measure(
 
 
 def errors(found, exact) -> list[Error]:
-    """Of an output, or of the gradients of x, alpha and beta: of these two, a number a channel, by norm alone."""
+    """Errors of an output, or of the gradients of x, alpha and beta: the last two by norm alone."""
     if isinstance(found, torch.Tensor):
         return [error(found, exact)]
     of_x, *others = (error(*pair) for pair in zip(found, exact, strict=True))
@@ -121,12 +120,10 @@ def errors(found, exact) -> list[Error]:
 
 
 def cases(dtypes: list[str]) -> list[tuple]:
-    """Arguments of ``measure``: each size, dtype and direction."""
     return [(*shape, bench.DTYPES[dtype], way) for shape in shapes() for dtype in dtypes for way in DIRECTIONS]
 
 
 def compile_all(dtypes: list[str]) -> None:
-    """Compile the kernels of ``cases`` at once."""
     if not cache.directory():
         return
     same = bigvgan.TAPS, bigvgan.TAPS, bigvgan.RATIO, bigvgan.RATIO
@@ -146,7 +143,6 @@ def describe(row: Timed) -> str:
 
 
 def render(timed: Iterable[Timed]) -> str:
-    """The newest row of each size, dtype and direction, a table for each GPU and batch; empty without rows."""
     newest = rows.newest(
         timed, lambda row: (row.gpu, row.batch, row.channels, row.length, row.dtype, row.direction)
     ).values()

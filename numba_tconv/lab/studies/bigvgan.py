@@ -1,4 +1,4 @@
-"""BigVGAN v2 in plain torch, in the sizes of its published 24 kHz and 44 kHz models, with random weights."""
+"""BigVGAN v2 in plain torch, in its published 24 kHz and 44 kHz sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TAPS, RATIO = 12, 2
 
 
 class Sizes(NamedTuple):
-    """A generator: mel bands, sampling rate in Hz, and its upsampling stages; the rest is the same for all."""
+    """Mel bands, sampling rate in Hz, upsampling stages."""
 
     bands: int
     sampling_rate: int
@@ -74,8 +74,6 @@ class Down(nn.Module):
 
 
 class Activation(nn.Module):
-    """Up, SnakeBeta, down: the alias-free activation."""
-
     def __init__(self, channels: int):
         super().__init__()
         self.act, self.upsample, self.downsample = SnakeBeta(channels), Up(), Down()
@@ -85,7 +83,7 @@ class Activation(nn.Module):
 
 
 class Block(nn.Module):
-    """Residual pairs of activation and convolution, the first of each pair dilated."""
+    """Residual pairs of activation and convolution, the first of each dilated."""
 
     def __init__(self, channels: int, size: int, dilations: tuple[int, ...]):
         super().__init__()

@@ -1,7 +1,7 @@
 """Whole decoders eager, under torch.compile and in a CUDA graph, with torch's operators and converted.
 
-Times are wall times of a call until the GPU is idle, with both sides in turns. cuDNN chooses its algorithms without a
-search, as by default: a search of all shapes of a decoder takes longer than everything else.
+Wall times of a call until the GPU is idle, both sides in turns. cuDNN does not search: a decoder has too many
+shapes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from numba_tconv.torch_api.routed import routed
 from . import bigvgan, decoders
 from .decoder_times import DEVICE, error
 
-FILE = Path("decoders", "modes.csv")  # in the data directory
+FILE = Path("decoders", "modes.csv")
 STARTED = time.perf_counter()
 MODES = "eager", "compile", "graph"
 NAMES = *decoders.DECODERS, *bigvgan.SIZES
@@ -45,10 +45,9 @@ HEADER = ["decoder", "dtype", "batch", "mode", "torch, ms", "ours, ms", "speed-u
 
 @dataclass(frozen=True)
 class Timed(machine.Measured):
-    """A decoder in one mode: median wall ms of torch and of the converted, frozen model.
+    """Median wall ms of torch and of the converted, frozen model, and the waveform's errors.
 
-    ``activations`` counts the converted alias-free activations. Errors are the waveform's relative norms against
-    float64; float32 is computed in TF32.
+    float32 is computed in TF32.
     """
 
     decoder: str
@@ -64,7 +63,7 @@ class Timed(machine.Measured):
 
 
 def make(name: str, batch: int, seconds: float) -> tuple[nn.Module, torch.Tensor]:
-    """A model in evaluation mode and its input, on torch's default device. Raises ValueError for an unknown name."""
+    """A model for evaluation and its input, on torch's default device. Raises ValueError for an unknown name."""
     if name not in bigvgan.SIZES:
         return decoders.get(name).make(batch, seconds)
     sizes = bigvgan.SIZES[name]
@@ -74,10 +73,9 @@ def make(name: str, batch: int, seconds: float) -> tuple[nn.Module, torch.Tensor
 
 
 def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """``call`` as a replayed CUDA graph, which keeps ``x``: the graph reads its memory.
+    """``call`` as a replayed CUDA graph, which reads ``x``'s memory.
 
-    Qwen2.5-Omni's decoder scales its input with a constant of the CPU and copies its output there, which a graph cannot
-    hold: neither is captured.
+    Qwen2.5-Omni's scaling by a CPU constant and its copy to the CPU are not captured: a graph cannot hold them.
     """
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(torch.Tensor, "cpu", lambda self: self))
@@ -101,8 +99,6 @@ def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor
 
 
 def calls_of(model: nn.Module, x: torch.Tensor, mode: str, *, ours: bool) -> Callable[[], torch.Tensor]:
-    """The call that is timed; ``mode`` is one of MODES."""
-
     def call():
         if not ours:
             return decoders.decode(model, x)
@@ -120,10 +116,7 @@ def calls_of(model: nn.Module, x: torch.Tensor, mode: str, *, ours: bool) -> Cal
 def measure(
     name: str, dtypes: list[torch.dtype], batches: list[int], seconds: float, modes: list[str], repeats: int
 ) -> Iterator[Timed]:
-    """A row for each dtype, batch and mode.
-
-    Raises ValueError for an unknown decoder and bench.WrongResult for a wrong waveform.
-    """
+    """A row for each dtype, batch and mode. Raises ValueError for an unknown decoder, bench.WrongResult."""
     torch.manual_seed(0)
     with torch.no_grad():
         say(f"{name}: making and converting it")
@@ -169,12 +162,10 @@ def measure(
 
 
 def switches(dtype: torch.dtype):
-    """TF32 for float32, no search; a context."""
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=dtype == torch.float32)
 
 
 def measure_mode(models: list[nn.Module], x: torch.Tensor, mode: str, exact: torch.Tensor, repeats: int) -> tuple:
-    """Errors and median wall ms of torch's model and of ours."""
     theirs, ours = (calls_of(model, x.clone(), mode, ours=side) for side, model in enumerate(models))
     exact = exact.flatten()  # some decoders drop dimensions of size one
     errors = [error(side().to(exact.device).flatten(), exact) for side in (theirs, ours)]
@@ -182,7 +173,6 @@ def measure_mode(models: list[nn.Module], x: torch.Tensor, mode: str, exact: tor
 
 
 def compile_all(models: dict[torch.dtype, nn.Module], x: torch.Tensor) -> None:
-    """Compile the kernels that converted models of these dtypes launch, all at once."""
     calls = []
     for dtype, model in models.items():
         decode = model.decode if hasattr(model, "decode") else model  # bound: ``computations`` sees the modules
@@ -192,7 +182,6 @@ def compile_all(models: dict[torch.dtype, nn.Module], x: torch.Tensor) -> None:
 
 
 def say(what: str) -> None:
-    """Print a step and the seconds since the study began, to stderr."""
     print(f"{time.perf_counter() - STARTED:6.1f} s: {what}", file=sys.stderr, flush=True)
 
 
@@ -207,11 +196,7 @@ def describe(row: Timed) -> str:
     )
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
 def render(timed: Iterable[Timed]) -> str:
-    """The newest row of each decoder, dtype, batch and mode, a table for each GPU; empty without rows."""
     newest = rows.newest(timed, lambda row: (row.gpu, row.decoder, row.dtype, row.batch, row.seconds, row.mode))
     by_gpu: dict[tuple, list[Timed]] = {}
     for row in sorted(newest.values(), key=_order):
@@ -228,7 +213,6 @@ def render(timed: Iterable[Timed]) -> str:
 
 
 def title(name: str) -> str:
-    """The decoder's title; a name that is no longer there is its own."""
     named = decoders.DECODERS.get(name) or bigvgan.SIZES.get(name)
     return named.title if named else name
 

@@ -1,7 +1,7 @@
-"""Whole decoders timed, with torch's transposed convolutions and with ours, in turns.
+"""Whole decoders, with torch's transposed convolutions and with ours, in turns.
 
-A torch function mode times each. Wall times run without events: the model as it is, against a copy under ``convert``
-and ``routed``.
+A torch function mode times each. Wall times, without events, are of the model and of a copy under ``convert`` and
+``routed``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from numba_tconv.torch_api.routed import routed
 
 from . import decoders
 
-FILE = Path("decoders", "transformers.csv")  # in the data directory
-DTYPES = ("float32", "bfloat16")  # default
+FILE = Path("decoders", "transformers.csv")
+DTYPES = ("float32", "bfloat16")
 DEVICE = "cuda"
-FEWEST_WALLS = 30  # rounds
+FEWEST_WALLS = 30
 WHOLE_FLUSHES = 20 * FLUSHES  # Python queues much of a decoder meanwhile
 HEADER = [
     *("decoder", "calls", "calls: torch", "ours", "speed-up"),
@@ -38,11 +38,7 @@ HEADER = [
 
 @dataclass(frozen=True)
 class Timed(machine.Measured):
-    """A decoder with torch's transposed convolutions and with ours.
-
-    Times are median ms, of the decoder and of its ``calls`` together; ``wall_ms_p50`` may be None. ``seconds``: each
-    input's. Errors are the waveform's relative norms against float64.
-    """
+    """Median ms of the decoder and of its ``calls`` together, and the waveform's errors."""
 
     transformers: str
     decoder: str
@@ -81,12 +77,10 @@ class Stopwatch(TorchFunctionMode):
 
 
 class Side(Contestant):
-    """A decoder whose transposed convolutions ``function`` computes."""
-
     def __init__(self, model: torch.nn.Module, x: torch.Tensor, function: Callable[..., torch.Tensor]):
         super().__init__(self._decode)
         self.model, self.x, self.function = model, x, function
-        self.spans = []  # of each call, its convolutions' event pairs
+        self.spans = []  # of each call, its convolutions' events
 
     def _decode(self) -> torch.Tensor:
         with Stopwatch(self.function) as watch:
@@ -109,10 +103,10 @@ def measure(
     repeats: int = 20,
     budget_s: float = 2.0,
 ) -> Timed:
-    """The row of the decoder ``name`` on torch's current GPU, both sides timed in turns and checked.
+    """The row of a decoder on torch's current GPU; float32 is computed in TF32.
 
-    ``seconds`` is each input's length, ``budget_s`` a side's GPU time. float32 is computed in TF32. Raises ValueError
-    for an unknown name, RuntimeError without transformers, WrongResult.
+    ``seconds``: each input's; ``budget_s``: a side's GPU time. Raises ValueError for an unknown name, RuntimeError
+    without transformers, WrongResult.
     """
     decoder = decoders.get(name)
     decoders.require_transformers()
@@ -123,7 +117,6 @@ def measure(
             model, x = decoder.make(batch, seconds)
         model = model.to(dtype)
         x = x.to(dtype) if x.is_floating_point() else x
-        # Some models keep results of a call.
         in_float64, converted = copy.deepcopy(model).double(), copy.deepcopy(model)
         for module in converted.modules():
             if isinstance(module, torch.nn.RNNBase):
@@ -178,11 +171,8 @@ def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
     return Error((difference.norm() / exact.norm()).item(), (difference.abs().amax() / exact.abs().amax()).item())
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
 def grouped(timed: Iterable[Timed]) -> list[list[Timed]]:
-    """Newest rows in DECODERS' order, grouped by GPU, dtype (float32 first), precision and input size."""
+    """Newest rows in DECODERS' order, by GPU, dtype (float32 first), precision and input size."""
 
     def group(row):
         return row.gpu, row.dtype != "float32", row.dtype, row.precision, row.batch, row.seconds

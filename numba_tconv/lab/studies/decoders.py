@@ -24,7 +24,7 @@ MISSING = "the decoders are built by transformers, which is not installed: pip i
 
 
 class Built(NamedTuple):
-    """``hop``: waveform samples for each input frame; ``draw(batch, frames)``: a random input."""
+    """``hop``: waveform samples an input frame; ``draw(batch, frames)``: a random input."""
 
     model: nn.Module
     hop: int
@@ -33,7 +33,7 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoder:
-    """``family``: transformers' name; ``sampling_rate``: Hz; ``construct(module, **sizes)`` returns Built."""
+    """``family``: transformers' name; ``construct(module, **sizes)`` returns Built."""
 
     title: str
     family: str
@@ -44,7 +44,6 @@ class Decoder:
         return importlib.import_module(f"transformers.models.{self.family}.modeling_{self.family}")
 
     def build(self, **sizes) -> Built:
-        """The model; ``sizes`` override its configuration."""
         return self.construct(self.classes(), **sizes)
 
     def make(self, batch: int, seconds: float, **sizes) -> tuple[nn.Module, torch.Tensor]:
@@ -67,7 +66,7 @@ def decode(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def randomise(model: nn.Module) -> None:
-    """Draw weights with which every layer affects the waveform and none clips it."""
+    """Draw weights so that every layer affects the waveform and none clips it."""
     for module in model.modules():
         if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
             weight = module.weight
@@ -88,17 +87,13 @@ def randomise(model: nn.Module) -> None:
 
 
 def problems(decoder: Decoder, batch: int, seconds: float) -> list[Problem]:
-    decoder.classes()  # imported under fake tensors, its constants would be fake
+    decoder.classes()  # under fake tensors its constants would be fake
     noted = transposed_convolutions(lambda: decode(*decoder.make(batch, seconds)))
     return list(dict.fromkeys(one.problem for one in noted))
 
 
 def _terms(layer: nn.ConvTranspose1d) -> float:
-    """Products in one output."""
     return max(1.0, layer.in_channels / layer.groups * layer.kernel_size[0] / layer.stride[0])
-
-
-# --- the models -------------------------------------------------------------------------------------------------------
 
 
 def encodec(m: ModuleType, **sizes) -> Built:
@@ -153,7 +148,6 @@ DECODERS = {
 
 
 def get(name: str) -> Decoder:
-    """The decoder called ``name``. Raises ValueError, with all names."""
     if name not in DECODERS:
         raise ValueError(f"no decoder is called {name!r}; there are {', '.join(DECODERS)}")
     return DECODERS[name]

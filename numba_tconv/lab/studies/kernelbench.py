@@ -1,4 +1,4 @@
-"""Entries for KernelBench, level 1, problems 64, 74 and 79, and their run under its rules.
+"""Entries for KernelBench, level 1, and their run under its rules.
 
 The benchmark looks for ``ModelNew`` in a source file:
 
@@ -44,7 +44,6 @@ class ModelNew64(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, C_in, L) to (N, C_out, L_out)."""
         return self.conv1d_transpose(x)
 
 
@@ -67,7 +66,6 @@ class ModelNew74(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, C_in, L) to (N, C_out, L_out)."""
         return self.conv1d_transpose(x)
 
 
@@ -77,8 +75,6 @@ class ModelNew79(ModelNew74):
 
 @dataclass(frozen=True)
 class Entry:
-    """Our class, its arguments, and the workload of its sizes."""
-
     model: type[torch.nn.Module]
     arguments: tuple
     workload: str
@@ -93,7 +89,7 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """Largest errors over the trials, against float64; mean ms; ``passed`` trials allclose to torch."""
+    """Largest errors of the trials; mean ms; ``passed`` trials are allclose to torch."""
 
     number: int
     passed: int
@@ -113,12 +109,11 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether our output has torch's shape and passes ``Error.within``."""
+        """Whether our output has torch's shape and error."""
         return self.same_shape and self.error.within(self.torch_error, torch.float32, "tf32", terms=1)
 
 
 def torch_model(number: int) -> torch.nn.Module:
-    """The layer of the benchmark's ``Model``."""
     p = get(ENTRIES[number].workload).problem
     return torch.nn.ConvTranspose1d(
         *(p.in_channels, p.out_channels, p.kernel_size, p.stride, p.padding, p.output_padding, p.groups, p.bias),
@@ -127,7 +122,7 @@ def torch_model(number: int) -> torch.nn.Module:
 
 
 def run(number: int) -> Verdict:
-    """Judge and time problem ``number`` on the GPU, with torch's switches as they are."""
+    """Judge and time a problem on the GPU, with torch's switches as they are."""
     entry = ENTRIES[number]
     p = get(entry.workload).problem
     torch.manual_seed(SEED)
@@ -150,7 +145,6 @@ def run(number: int) -> Verdict:
 
 
 def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
-    """Mean ms of TIMED_TRIALS calls on a cold L2."""
     flush = torch.empty(FLUSH_BYTES // 8, dtype=torch.int64, device="cuda")
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for _ in range(3):
@@ -168,6 +162,6 @@ def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
 
 
 def _largest(found: list[dict[str, Error]], name: str) -> Error:
-    """The largest of each measure; NaN if any is, or without trials."""
+    """NaN if any is, or without trials."""
     measures = [(trial[name].norm, trial[name].largest) for trial in found] or [(math.nan, math.nan)]
     return Error(*torch.tensor(measures, dtype=torch.float64).amax(0).tolist())

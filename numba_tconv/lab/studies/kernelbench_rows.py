@@ -1,4 +1,4 @@
-"""Rows of the KernelBench run."""
+"""Rows of KernelBench."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numba_tconv.lab.report import tables as table
 
 from .kernelbench import CORRECTNESS_TRIALS, TIMED_TRIALS, Verdict
 
-FILE = Path("kernelbench", "level1.csv")  # in the data directory
+FILE = Path("kernelbench", "level1.csv")
 HEADER = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "torch's ms", "speed-up"]
 
 
@@ -20,7 +20,7 @@ HEADER = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "t
 class Result(machine.Measured):
     """Mean ms with torch's default switches; ``passed`` of ``trials`` outputs allclose to torch's.
 
-    Errors against float64 are the trials' largest: relative norms, and element errors relative to the largest element.
+    Errors are the trials' largest.
     """
 
     problem: int

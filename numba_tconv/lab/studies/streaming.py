@@ -1,8 +1,7 @@
-"""Steps of decoders' layers timed: ours against the form written by hand, in turns, eager and in CUDA graphs.
+"""Steps of decoders' layers: ours against the form written by hand, in turns, eager and in CUDA graphs.
 
-By hand, as Moshi's Python does it, a step convolves the new frames, adds the tail kept from the step before, subtracts
-the bias that both have, keeps the new tail and cuts it off. Times are of steps that follow each other, so weights are
-in the L2 cache where they fit: each time is of STEPS steps between two events, eager or as one graph, divided by STEPS.
+By hand, as in Moshi's Python, a step adds the tail kept from the step before, and cuts off and keeps the new one. STEPS
+steps follow each other between two events, so weights are in the L2 cache where they fit.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from numba_tconv.lab.measure import bench, machine, rows
 from numba_tconv.lab.measure.timing import quantile
 from numba_tconv.lab.report import tables as table
 
-FILE = Path("streaming", "layers.csv")  # in the data directory
-STEPS = 20  # between two events
+FILE = Path("streaming", "layers.csv")
+STEPS = 20
 WARMUP_STEPS = 3
 FRAMES, BATCHES, DTYPES = (1, 2, 4, 8), (1, 8, 64), ("float32", "bfloat16")
 EAGER, GRAPH = "eager", "graph"
@@ -52,10 +51,7 @@ LAYERS = {
 
 @dataclass(frozen=True)
 class Timed(machine.Measured):
-    """A layer's step. Times are median microseconds; ``mode`` is EAGER or GRAPH, ``frames`` the new ones of a slot.
-
-    ``relerr``: relative norms of STEPS outputs against float64.
-    """
+    """Median microseconds of a step of ``frames`` new ones a slot, and errors of STEPS outputs."""
 
     layer: str
     dtype: str
@@ -69,7 +65,7 @@ class Timed(machine.Measured):
 
 
 def by_hand(x, tail, weight, bias, stride: int, groups: int) -> torch.Tensor:
-    """A step from the last outputs that were not complete, ``tail`` (N, C_out, K - stride), updated in place."""
+    """A step from ``tail`` (N, C_out, K - stride), the incomplete outputs, updated in place."""
     y = torch.conv_transpose1d(x, weight, bias, stride, groups=groups)
     kept = tail.shape[2]
     if not kept:
@@ -82,7 +78,7 @@ def by_hand(x, tail, weight, bias, stride: int, groups: int) -> torch.Tensor:
 
 @dataclass
 class Side:
-    """A way to compute a step of ``x``; ``run()`` returns its outputs and updates ``kept``."""
+    """``run()`` returns a step's outputs and updates ``kept``."""
 
     run: Callable[[], torch.Tensor]
     kept: torch.Tensor
@@ -107,7 +103,7 @@ def sides(problem: Problem, x, weight, bias) -> dict[str, Side]:
 
 
 def measure(name: str, dtype: str, batch: int, frames: int, repeats: int = 20) -> list[Timed]:
-    """The rows of the layer called ``name``, eager and in graphs, on torch's current GPU with its default switches."""
+    """Rows, eager and in graphs, on torch's current GPU with its default switches."""
     p, kind = LAYERS[name], bench.DTYPES[dtype]
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -167,7 +163,7 @@ def _graph(run: Callable[[], object]) -> Callable[[], None]:
 
 
 def interleave(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median microseconds of a step by name; each call is of STEPS steps."""
+    """Median microseconds a step, by name."""
     events = {name: [] for name in calls}
     for turn in range(-WARMUP_STEPS, repeats):
         for name, call in calls.items():
@@ -186,13 +182,11 @@ def interleave(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str
 
 
 def markdown(results: list[Timed]) -> str:
-    """The newest row of each step, eager and in a graph side by side."""
     newest = rows.newest(results, lambda row: (row.layer, row.dtype, row.batch, row.frames, row.mode))
     return table.markdown(HEADER, list(_cells(newest)))
 
 
 def render(results: list[Timed]) -> str:
-    """The section of the page of results; empty without rows."""
     if not results:
         return ""
     said = "Microseconds a step (median), weights in the L2 cache where they fit"

@@ -1,7 +1,4 @@
-"""A small decoder trained on synthetic waveforms, with torch's layers and with ours, in turns.
-
-Parameters and batches are the same.
-"""
+"""A small decoder trained on synthetic waveforms, with torch's layers and with ours, in turns, on the same data."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ RECORDED_EVERY = 5  # steps
 
 @dataclass(frozen=True)
 class Sizes:
-    """``samples`` of a waveform are whole frames; ``widths``: channels between layers."""
+    """``samples`` are whole frames; ``widths``: channels between layers."""
 
     batch: int = 32
     samples: int = 32_768
@@ -52,9 +49,6 @@ class Step(machine.Measured):
     step: int
     loss: float
     ms: float
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
 
 
 def waveforms(count: int, samples: int, generator: torch.Generator) -> torch.Tensor:
@@ -80,11 +74,8 @@ def representation(waves: torch.Tensor) -> torch.Tensor:
     return basis @ waves.unflatten(-1, (-1, FRAME)).squeeze(1).transpose(1, 2)
 
 
-# --- model ------------------------------------------------------------------------------------------------------------
-
-
 class Snake(nn.Module):
-    """x + sin(a*x)^2 / a, with a learned ``a`` for each channel."""
+    """x + sin(a*x)^2 / a, with a learned ``a`` a channel."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -100,9 +91,6 @@ def decoder(layer: type[nn.ConvTranspose1d], widths: tuple[int, int]) -> nn.Sequ
     for (before, after), stride in zip(pairwise(channels), STRIDES, strict=True):
         modules += [weight_norm(layer(before, after, 2 * stride, stride, stride // 2)), Snake(after)]
     return nn.Sequential(*modules[:-1])
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
 
 
 def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0) -> list[Step]:
@@ -127,7 +115,7 @@ def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0)
 
 
 def warm_up(sizes: Sizes, jobs: int | None = None) -> int:
-    """Compile training's kernels ahead; returns their number, or 0 where the cache cannot be written."""
+    """Compile training's kernels; returns their number, 0 where the cache cannot be written."""
     try:
         cache.writable()
     except (RuntimeError, OSError):
@@ -145,8 +133,6 @@ def _autocast(device: str, arithmetic: str):
 
 
 class _Run:
-    """A model in training, its optimizer, loss and times."""
-
     def __init__(self, model: nn.Module, device: str, arithmetic: str):
         self.model, self.device, self.autocast = model, device, _autocast(device, arithmetic)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)

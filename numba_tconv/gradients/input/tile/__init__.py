@@ -1,1 +1,1 @@
-"""The gradient for the input on CUDA cores."""
+"""grad_input_tile."""

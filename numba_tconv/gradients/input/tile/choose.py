@@ -1,4 +1,4 @@
-"""The tile of grad_input_tile, by a cost model; with few blocks also the number of splits (parts.py)."""
+"""The tile, by a cost model; with few blocks also splits (parts.py)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Shape(NamedTuple):
     thread_m: int
     thread_n: int
     lanes_m: int
-    min_blocks: int  # if shared memory has room
+    min_blocks: int
 
 
-# By an element's bytes.
+# By itemsize.
 TILES = {
     4: (
         (128, 128, 16, 8, 8, 2),
@@ -54,23 +54,22 @@ TILES = {
         (16, 32, 2, 4, 4, 8),
     ),
 }
-# For rows, and with few blocks columns, that powers of two leave empty.
+# For sizes that powers of two leave empty.
 TALL = Shape(192, 96, 12, 12, 16, 2)
 NARROWER = Shape(128, 96, 8, 12, 16, 2)
-# Two blocks of 128 x 128 as one.
 JOINED = Shape(256, 128, 8, 16, 16, 1)
 STAGE_BYTES = 18 * 1024  # of several pairs
-STAGE_BYTES_ALONE = 32 * 1024  # where a thread has LARGE sums and no partial ones
+STAGE_BYTES_ALONE = 32 * 1024  # with LARGE sums and no partial ones
 
-CLEARLY = 0.98  # share of other tiles' time below which JOINED and TALL are taken
+CLEARLY = 0.98  # share of others' time below which JOINED and TALL are taken
 FEW_ROUNDS = 4  # of the usual tile, up to which others and splits are considered
 CLEARLY_OF_FEW = 0.95  # share of its time below which they are taken
-NEARLY_ALL = 0.9  # of the places for blocks
+NEARLY_ALL = 0.9  # of the GPU's places
 
 # The cost model, in multiply-adds: a vector loaded; an element copied; a column located; a stage; a partial sum added.
 SHARED_LOAD, COPY, FIND, STAGE, ASIDE = 3, 8, 60, 240, 3
-WARPS = 4  # at which a multiprocessor reaches half its speed; those of LARGE sums count double
-LARGE, FEWEST_LARGE = 128, 8  # sums of a thread; warps of such that take as long as fewer
+WARPS = 4  # for half of a multiprocessor's speed; with LARGE sums they count double
+LARGE, FEWEST_LARGE = 128, 8  # sums of a thread; fewer warps take as long
 ALONE = 40  # a sum, while a lone block waits and stores
 MULTIPLY_ADDS = 250e6  # of a multiprocessor a millisecond
 
@@ -85,8 +84,6 @@ def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Confi
 
 
 def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The tile with the least estimated time, unsplit."""
-
     def time(config):
         return milliseconds(problem, config, device)
 
@@ -99,7 +96,7 @@ def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config
 
 
 def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
-    """Tile and splits clearly faster than ``best``, or ``best``."""
+    """A tile and splits clearly faster than ``best``, or ``best``."""
     least = CLEARLY_OF_FEW * milliseconds(problem, best, device)
     for splits in numbers_of_parts(problem):
         part, second = split(problem, splits), second_stage_ms(summed(problem), splits, 4)
@@ -113,8 +110,8 @@ def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
 def begins_while_packing(problem: Problem, config: Config, device: Device) -> bool:
     """Whether main blocks may begin once all packing blocks have begun.
 
-    Early blocks gather on few multiprocessors, unless they need nearly all places or each multiprocessor packs at most
-    one block."""
+    Early blocks gather on few multiprocessors, unless they fill the GPU or each multiprocessor packs at most one
+    block."""
     part = split(problem, config.splits)
     full = blocks_of(part, config) >= NEARLY_ALL * config.min_blocks * device.multiprocessors
     return device.launches_early and (full or pack_blocks(problem, config) <= device.multiprocessors)
@@ -146,7 +143,7 @@ def with_stages(problem: Problem, dtype: torch.dtype, shape: Shape, device: Devi
 
 
 def joined(problem: Problem, tile: Config, device: Device) -> Iterator[Config]:
-    """``tile``'s pairs of blocks as one, with stages at least as deep, unless more multiprocessors would idle."""
+    """``tile``'s pairs of blocks as one, with stages as deep, unless more multiprocessors would idle."""
     pair = tile.block_m * 2, tile.block_n, tile.thread_m * tile.thread_n, tile.min_blocks
     if tile.dtype != torch.float32 or pair != (JOINED.block_m, JOINED.block_n, LARGE, 2):
         return
@@ -156,7 +153,6 @@ def joined(problem: Problem, tile: Config, device: Device) -> Iterator[Config]:
 
 
 def joined_stages(problem: Problem, device: Device) -> Iterator[Config]:
-    """JOINED with every stage that fits, deepest first."""
     for pairs in range(MOST_PAIRS, 0, -1):
         config = make(problem, torch.float32, pairs, **JOINED._asdict())
         if shared_need(config) <= device.shared_per_multiprocessor:
@@ -175,14 +171,12 @@ def blocks_of(problem: Problem, config: Config) -> int:
 
 
 def rounds(problem: Problem, config: Config, device: Device) -> int:
-    """Most blocks of a multiprocessor."""
     return -(-blocks_of(problem, config) // device.multiprocessors)
 
 
 def milliseconds(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds without the second stage."""
     sums = config.thread_m * config.thread_n
-    taps = config.channel_taps / config.phases  # of a pair, on average
+    taps = config.channel_taps / config.phases
     vectors = (config.thread_n + config.halo) // config.vector + taps * config.thread_m / config.vector_m
     products = taps * sums
     a_pair = config.threads * (products + SHARED_LOAD * vectors) + COPY * config.pitch

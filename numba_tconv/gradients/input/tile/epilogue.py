@@ -1,4 +1,4 @@
-"""The store of grad_input_tile: through shared memory, to consecutive positions."""
+"""The store: through shared memory, to consecutive positions."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
     grad_output, packed weights --cp.async--> stages in shared memory --vectors--> registers --staging--> grad_input
 
-A row is an input channel, a column a position, the depth (output channel, tap). The taps of a row read one window of
-grad_output (gradients/window.py). Partial sums limit float32's rounding error. Blocks may copy their first windows
-while weights are packed."""
+The taps of a row read one window of grad_output (gradients/window.py). Partial sums limit float32's rounding error.
+Blocks may copy their first windows while weights are packed."""
 
 from __future__ import annotations
 
@@ -57,13 +56,13 @@ class Sizes(NamedTuple):
 
 
 class Grid(NamedTuple):
-    columns: int  # between samples, as tiles count
-    window_columns: int  # the same, as windows count
+    columns: int  # between samples, for tiles
+    window_columns: int  # likewise, for windows
     row_tiles: int
     tap_chunks: int
     channel_chunks: int
     phase_chunks: int
-    phases: int  # that have taps
+    phases: int
     taps_per_row: int
     full_phases: int  # with taps_per_row taps; the others have one less
 
@@ -73,9 +72,9 @@ class Block(NamedTuple):
     group: int
     row_tile: int
     sample: int  # of the first column
-    position: int  # of the first column, in its sample
-    row: int  # the thread's first
-    column: int  # the thread's first
+    position: int
+    row: int
+    column: int
 
 
 @cache
@@ -142,7 +141,7 @@ def make_kernel(config: Config) -> Kernel:
                 channels_left = sizes.out_channels_per_group - channel
                 fetch(shared, load_slot, grad_output.data, source, grad_output.stride_c, channels_left, table)
                 if early_launch and channel == 0:
-                    griddepcontrol_wait()  # for the weights
+                    griddepcontrol_wait()
                 for j in range(w_copies):
                     e = int32((thread + j * threads) * vector)
                     if (j + 1) * threads * vector <= w_stage or e < w_stage:
@@ -261,7 +260,7 @@ class InputTile(GradientRung):
 
 
 class Plan(NamedTuple):
-    packed: torch.Tensor  # a stand-in
+    packed: torch.Tensor
     pack: Prepared
     main: Prepared
     add_up: split_sums.SecondStage | None

@@ -1,5 +1,4 @@
-"""Products of grad_input_tile: every tap of a pair reads one register window at its offset. Addresses are shared, in
-bytes."""
+"""Products: a pair's taps read one register window at offsets. Addresses are shared, in bytes."""
 
 from __future__ import annotations
 
@@ -15,36 +14,32 @@ from .tile import Config
 
 
 class Registers(NamedTuple):
-    """Local arrays, and the shared memory that fills them."""
-
     sums: object
-    columns: object  # of a pair of grad_output
-    weights: object  # of one tap
+    columns: object
+    weights: object
     shared: object
-    base: int  # address of shared memory
+    base: int
 
 
 class Pair(NamedTuple):
-    """A thread's pair of a stage."""
-
     columns: int  # address
     weights: int  # address
-    weights_pitch: int  # to the next pair's weights
-    number: int  # in the stage
-    full_phases: int  # of the stage: with ``taps`` taps; the others have one less
+    weights_pitch: int  # to the next pair's
+    number: int
+    full_phases: int  # with ``taps`` taps; the others have one less
     taps: int
 
 
 class Tap(NamedTuple):
-    weights: int  # address, at tap 0
+    weights: int  # address
     taps: int
 
 
 class Multiply(NamedTuple):
-    taps_of_stage: Callable  # (s, grid): phases of stage ``s`` with all its taps; the taps
+    taps_of_stage: Callable  # (s, grid): phases of stage ``s`` with all taps; the taps
     long: Callable  # (0, (registers, pair)): a pair of all taps
-    turn: Callable  # the same: pairs_a_turn of them
-    short_turn: Callable  # the same: short_a_turn with a tap less
+    turn: Callable  # likewise: pairs_a_turn of them
+    short_turn: Callable  # likewise: short_a_turn, a tap less
 
 
 def make_multiply(config: Config) -> Multiply:
@@ -66,7 +61,7 @@ def make_multiply(config: Config) -> Multiply:
     @device_function
     def multiply_tap(b, state):
         registers, tap = state
-        # Zero times NaN is NaN, so a missing tap must not multiply.
+        # A missing tap must not multiply: zero times NaN is NaN.
         if not tests_taps or b < tap.taps:
             for m in range(0, thread_m, vector_m):
                 address = int32(tap.weights + itemsize * (b * block_m + m * lanes_m))

@@ -1,6 +1,6 @@
-"""Pack weights as grad_input_tile's blocks read them, in the accumulator's type.
+"""Pack weights as the main kernel's blocks read them, in the accumulator's type.
 
-Stages are (group, split, row tile, tap chunk, phase chunk, channel chunk). Weights within are (channel, phase, tap, m),
+Stages are (group, split, row tile, tap chunk, phase chunk, channel chunk); weights within are (channel, phase, tap, m),
 with zeros beyond the last. In a stage of all taps, shorter phases have no place for a missing tap. A block transposes
 squares through shared memory."""
 
@@ -24,7 +24,7 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, strided
 from .tile import Config
 
 SIDE = 32
-THREADS = 64 if SIMULATOR else 256  # the simulator's are Python's
+THREADS = 64 if SIMULATOR else 256  # fewer for the simulator
 TORCH = {32: torch.float32, 64: torch.float64}
 
 
@@ -33,20 +33,20 @@ class Grid(NamedTuple):
     tap_chunks: int
     channel_chunks: int
     phase_chunks: int
-    phases: int  # that have taps
+    phases: int
     in_channels_per_group: int
     splits: int
 
 
 class Tap(NamedTuple):
     channel: int
-    number: int  # in its phase
+    number: int
     phase: int
 
 
 @cache
 def make_kernel(config: Config, overlapped: bool) -> Kernel:
-    """``overlapped``: the main kernel's blocks may begin once all packing blocks have begun."""
+    """``overlapped``: main blocks may begin once all packing blocks have begun."""
     block_m, tap_chunk, w_stage, rows = config.block_m, config.tap_chunk, config.w_stage, config.taps.rows
     phases, long_phases = config.phases, config.long_phases
     channels, channel_taps = config.channels, config.channel_taps
@@ -59,14 +59,13 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
 
     @device_function
     def tap_of(q):
-        """A stage's ``q``-th tap in memory."""
         quotient = uint32(q) // uint32(phases)
         c = quotient // uint32(tap_chunk)
         return Tap(int32(c), int32(quotient - c * uint32(tap_chunk)), int32(q - quotient * phases))
 
     @device_function
     def row_of(q):
-        """The tap's row of block_m packed weights, or -1."""
+        """The tap's packed row, or -1."""
         tap = tap_of(q)
         if long_phases and tap.phase >= long_phases:
             row = int32(long_taps + (tap.phase - long_phases) * (tap_chunk - 1) + tap.number)
@@ -127,7 +126,7 @@ def pack_blocks(problem: Problem, config: Config) -> int:
 
 
 def prepare_pack(problem: Problem, config: Config, strides: tuple) -> tuple[torch.Tensor, Prepared]:
-    """A stand-in for the packed weights, and the launch; ``strides``: the weight's, in elements."""
+    """A stand-in for the packed weights, and the launch; ``strides``: the weight's."""
     p, depth = problem, config.depth(split(problem, config.splits))
     phases = min(p.taps.rows, p.kernel_size)
     grid = of_problem(Grid, p, row_tiles=config.row_tiles(p), phases=phases, splits=config.splits, **depth._asdict())

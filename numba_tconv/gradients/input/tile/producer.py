@@ -1,4 +1,4 @@
-"""Loads of grad_input_tile: cp.async copies a stage of grad_output and of packed weights."""
+"""Loads, by cp.async."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from .tile import Config
 
 class Load(NamedTuple):
     fill_table: Callable  # (table, tap_chunk, phase, block, grad_output, sizes, grid)
-    fetch: Callable  # window.make_fetch's, with the table as columns
+    fetch: Callable  # window.make_fetch's; the table is its columns
 
 
 def make_load(config: Config) -> Load:
-    """Build the load of grad_output.
-
-    A shared table, filled for each chunk of taps and phases, holds the element at channel 0 of the window's columns and
-    phases."""
+    """A shared table, filled for each chunk of taps and phases, holds elements of grad_output at channel 0, by column
+    and phase."""
     threads, phases, table_entries = config.threads, config.phases, config.table
     chunk_taps, locate_element = config.tap_chunk * config.taps.rows, make_locate(config.stride, config.dilation)
 

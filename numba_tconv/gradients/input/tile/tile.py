@@ -1,4 +1,4 @@
-"""The configuration of grad_input_tile: what a block holds.
+"""What a block holds.
 
 m counts a group's input channels, n columns (positions of all samples), the depth pairs of an output channel and a
 phase. A block has ``block_m x block_n`` sums and ``pairs`` a stage, a warp ``lanes_m`` by ``32 / lanes_m`` threads, a
@@ -19,17 +19,17 @@ from numba_tconv.kernels.common.register_tile import WarpTile
 from numba_tconv.kernels.common.sectors import entries_before
 from numba_tconv.runtime.elements import ELEMENTS
 
-WINDOW_LIMIT = 20  # columns in a thread's registers
+WINDOW_LIMIT = 20  # columns in registers
 UNROLL_LIMIT = 400  # multiply-adds of a pair
 TURN = 512  # multiply-adds of a thread
-MOST_PAIRS = 16  # of a stage
-LOCATING = 3  # instructions to look up a column, about
+MOST_PAIRS = 16
+LOCATING = 3  # instructions a column, about
 # Products of a float32 partial sum, about, if few in all, and if MANY.
 PARTIAL_TERMS, PARTIAL_TERMS_OF_MANY, MANY = 128, 256, 512
 
 
 class Depth(NamedTuple):
-    """Chunks of taps, channels and phases; channel chunks run fastest, then phase chunks."""
+    """Chunks; channels run fastest, then phases."""
 
     tap_chunks: int
     channel_chunks: int
@@ -41,7 +41,7 @@ class Config(WarpTile):
     dtype: torch.dtype
     stride: int
     dilation: int
-    tap_chunk: int  # taps of a row in one window
+    tap_chunk: int  # of a row in one window
     whole: bool  # every row has all taps of every chunk
     whole_channels: bool  # a group's channels fill whole stages
     phases: int
@@ -54,14 +54,13 @@ class Config(WarpTile):
     min_blocks: int  # the register budget
     partial: int = 0  # stages of a partial sum; 0: all
     stages: int = 2
-    long_phases: int = 0  # of tap_chunk taps, before those of one less, in a stage of all taps; 0: none has less
+    long_phases: int = 0  # with tap_chunk taps, before those of one less; 0: none has less
     splits: int = 1
     early_launch: bool = False  # see Kernel.prepare
     overlaps_packing: bool = False
 
     @property
     def alone(self) -> Config:
-        """What the main kernel depends on."""
         return replace(self, splits=1, overlaps_packing=False)
 
     @property
@@ -83,12 +82,12 @@ class Config(WarpTile):
 
     @property
     def halo(self) -> int:
-        """Columns after the block's that taps reach, in vectors."""
+        """Columns beyond the block's that taps reach, in vectors."""
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
     def pitch(self) -> int:
-        """Elements between rows, against bank conflicts."""
+        """Padded against bank conflicts."""
         width, banks = self.block_n + self.halo, 128 // self.itemsize
         start = 0 if self.phases == 1 else max(self.vector, banks // self.phases // self.vector * self.vector)
         return width + (start - width) % banks if start else width
@@ -112,7 +111,7 @@ class Config(WarpTile):
 
     @property
     def entries(self) -> int:
-        """Entries of the table, filled up to a sector."""
+        """Table entries, filled up to a sector."""
         return entries_before(self.table, self.g_stage * self.itemsize)
 
     @property
@@ -126,7 +125,6 @@ class Config(WarpTile):
 
     @property
     def w_stage(self) -> int:
-        """Packed weights in a stage, in vectors."""
         return -(-self.channels * self.channel_taps * self.block_m // self.vector) * self.vector
 
     @property
@@ -135,12 +133,12 @@ class Config(WarpTile):
 
     @property
     def partials(self) -> int:
-        """First element of shared memory that holds partial sums."""
+        """First element of partial sums in shared memory."""
         return self.stages * (self.g_stage + self.w_stage)
 
     @property
     def result_pitch(self) -> int:
-        """Elements of a staged row, against bank conflicts."""
+        """Padded against bank conflicts."""
         return self.block_n + self.vector
 
     @property
@@ -152,7 +150,7 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_m)
 
     def columns(self, problem: Problem) -> tuple[int, int]:
-        """Columns between samples, as tiles and as windows count: end to end or in whole tiles, whichever takes fewer
+        """Columns between samples, for tiles and for windows: end to end or in whole tiles, whichever takes fewer
         tiles."""
         in_windows = columns(problem, self.tap_chunk)
         alone = -(-problem.length // self.block_n) * self.block_n
@@ -194,7 +192,7 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
     depth = problem.out_channels_per_group * problem.kernel_size
     if dtype == torch.float32 and depth > PARTIAL_TERMS and "partial" not in tile:
         terms = PARTIAL_TERMS_OF_MANY if depth >= MANY else PARTIAL_TERMS
-        terms = max(terms, math.isqrt(depth))  # or the sum of partial sums would be longer
+        terms = max(terms, math.isqrt(depth))  # else their sum would be longer
         config = replace(config, partial=max(1, terms // (channels * config.channel_taps)))
     return config
 

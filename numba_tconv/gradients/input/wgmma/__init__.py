@@ -1,1 +1,1 @@
-"""The gradient for the input on Hopper's tensor cores."""
+"""grad_input_wgmma."""

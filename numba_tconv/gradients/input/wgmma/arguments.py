@@ -1,4 +1,4 @@
-"""What host and device share by name in grad_input_wgmma, beside TensorMaps (wgmma_ring.py)."""
+"""Names that host and device share, beside TensorMaps (wgmma_ring.py)."""
 
 from __future__ import annotations
 
@@ -10,51 +10,49 @@ from numba_tconv.runtime.kernel import named
 
 
 class Shape(NamedTuple):
-    """grad_input, and where its positions meet grad_output."""
-
     first: int  # the element that tap 0 meets at position 0
     length: int
     groups: int
-    group_rows: int  # of grad_output's map, a group
+    group_rows: int  # of grad_output's map
     group_channels: int
 
 
 class Grid(NamedTuple):
     position_tiles: int
     channel_tiles: int
-    tiles: int  # parts of tiles, in all
-    tile_stages: int  # of a part
+    tiles: int  # parts of tiles
+    tile_stages: int
 
 
 class GradRows(NamedTuple):
     shear: int  # elements between rows of a sheared map
-    length: int  # elements, beyond which windows are cleared
+    length: int  # elements; windows are cleared beyond
 
 
 class Place(NamedTuple):
     sample: int
     group: int
-    part: int  # of its stages
+    part: int
     channel_tile: int
-    position: int  # the first
+    position: int
 
 
 class Window(NamedTuple):
-    """How a consumer lane reads its windows. Tuples are local arrays."""
+    """How a consumer lane reads its windows; tuples are local arrays."""
 
     rows: tuple  # addresses of its positions in slot 0
-    places: tuple  # of its entries in a stage, in bytes from a position
+    places: tuple  # of a stage's entries, in bytes from a position
     first_entry: int
     table: int  # address of its first entry
-    phase: tuple  # one number: of the next stage, in bytes of the table
+    phase: tuple  # one number: the next stage's, in bytes of the table
 
 
 class Ends(NamedTuple):
-    """Elements beside the signal, which count as zero. Tuples are local arrays."""
+    """Elements beside the signal, which count as zero; tuples are local arrays."""
 
-    reached: int  # whether the warp meets it in this tile
-    first: tuple  # the elements that tap 0 meets at the lane's positions
-    meets: tuple  # bit masks of the next stage's entries, then of this one's
+    reached: int  # by the warp, in this tile
+    first: tuple  # elements that tap 0 meets at the lane's positions
+    meets: tuple  # masks of the next stage's entries, then of this one's
     length: int
 
 

@@ -1,7 +1,6 @@
-"""The tile of grad_input_wgmma: candidates, and a cost model of how they fill a GPU.
+"""The tile, by a cost model of how tiles fill a GPU.
 
-Narrower tiles can fill the last round. Where tiles are too few, parts of their stages become tiles (split-K);
-kernels/common/split_sums.py adds up their float32 sums."""
+Narrower tiles can fill the last round. Few tiles are split along their stages; kernels/common/split_sums.py adds up."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ from .tile import Config, entry_of, place_of
 
 MOST_SUMS = 160
 MOST_PHASES = 16
-# Fitted: clocks of a stage more in ping-pong; sums stored a clock by a multiprocessor; bytes that the GPU copies a
-# clock; clocks of another launch.
+# Fitted: extra clocks of a ping-pong stage; sums stored a clock by a multiprocessor; bytes copied a clock; clocks of a
+# launch.
 TURN_CLOCKS, LEAVING, COPYING, LAUNCH_CLOCKS = 200, 4, 2400, 5000
 # Shares of the clocks of whole sums, and of the widest tiles, below which others are taken.
 LARGEST_SHARE, LARGEST_SHARE_OF_WIDEST = 3 / 4, 0.95
@@ -40,7 +39,7 @@ LARGEST_SHARE, LARGEST_SHARE_OF_WIDEST = 3 / 4, 0.95
 def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -> Config | None:
     """The tile for a grad_output of which every ``sheared``-th row begins alike, or None.
 
-    Without a sheared map rows must begin at multiples of 16 bytes, or be copied; estimated clocks decide."""
+    Without a sheared map rows must begin at multiples of 16 bytes, or be copied; clocks decide."""
     plain = choose(problem, precision)
     in_place = choose(problem, precision, sheared) if sheared > 1 else None
     if in_place is None or plain is None:
@@ -68,9 +67,9 @@ def _choose(layer: Problem, precision: str, sheared: int) -> Config | None:
 
 @lru_cache(maxsize=1024)
 def filling(problem: Problem, config: Config, device: Device) -> Config:
-    """``config``, or clearly better narrower tiles, with ``partial`` set.
+    """``config`` or clearly better narrower tiles, with ``partial`` set.
 
-    Narrower tiles: one more along the input channels, or twice as many, so that a layer has three widths."""
+    One more along the input channels, or twice as many: a layer has three widths."""
 
     def clocks(config):
         return clocks_of(problem, config, splits_of(problem, config, device), device)
@@ -142,8 +141,7 @@ def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> 
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device) -> int:
-    """Parts of a tile, of equally many stages, with the fewest estimated clocks; 1 if over half of the multiprocessors
-    have a tile."""
+    """Parts of a tile with the fewest clocks; 1 if over half of the multiprocessors have a tile."""
     p, stages, (_, _, tiles) = problem, config.stages_of(problem), config.tiles(problem)
     sums = p.batch * p.in_channels * p.length
     if 2 * tiles > device.multiprocessors:
@@ -177,7 +175,7 @@ def storing_clocks(config: Config) -> float:
 
 
 def load_clocks(config: Config) -> float:
-    """Clocks of shared memory for a warp's operands of one product."""
+    """Shared memory's clocks for a warp's operands of one product."""
     c, neighbours, clocks, phases = config, 4 // config.itemsize, 0, config.phases[:MOST_PHASES]
     rows = c.kernel_size, c.width, c.dilation, c.sheared, c.most_shear
     for phase in phases:

@@ -1,6 +1,4 @@
-"""The epilogue of grad_input_wgmma: sums into grad_input, or into the workspace of partial sums.
-
-Lanes exchange sums, so that each stores four positions of a channel, and a warp's sums of a channel are contiguous."""
+"""The store into grad_input, or into the workspace of partial sums."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from .tile import Config
 
 
 class Target(NamedTuple):
-    start: int  # element of the first position and channel
-    length: int  # between channels
+    start: int
+    length: int
     channels_left: int
     positions_left: int
 
@@ -43,8 +41,6 @@ def make_aim(config: Config):
 
 
 class Stored(NamedTuple):
-    """What stores of a lane's sums share."""
-
     sums: object
     grad: object
     to: Target
@@ -60,9 +56,8 @@ def make_store(config: Config):
 
     @device_function
     def gathered(low, high, lane, distance):
-        """Exchange with the lane at ``distance``: the earlier lane gets both low sums, the later both high ones.
-
-        The earlier lane's sum comes first."""
+        """Exchange with the lane at ``distance``: the earlier lane gets both low sums, the later both high ones, the
+        earlier lane's first."""
         later = lane & distance
         other = float_of(cuda.shfl_xor_sync(0xFFFFFFFF, bits_of(low if later else high), distance))
         return (other if later else low), (high if later else other)
@@ -71,7 +66,7 @@ def make_store(config: Config):
     def store_four(k, state):
         """Store sums 4*k to 4*k + 3: columns n, n + 1 of rows m, m + 8, exchanged between four lanes.
 
-        Each lane then has four positions of a channel, and its lanes store 16 side by side."""
+        Each lane then has four positions of a channel, and four lanes store 16 side by side."""
         sums, to, lane = state.sums, state.to, state.lane
         z, words = 4 * k, cuda.local.array(4, dtype=int32)
         a0, a1 = gathered(sums[z], sums[z + 2], lane, 4)

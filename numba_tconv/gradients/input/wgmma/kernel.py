@@ -1,9 +1,9 @@
 """grad_input_wgmma: a warp-specialised wgmma kernel, on grad_output and weight in place.
 
-The depth of the matrix product is the weight's order of (output channel, tap). Rows of the weight are the shared
+The depth of the matrix product is the weight's order of (output channel, tap), so the weight's rows are the shared
 operand, unpacked. A lane reads the register operand from a window of grad_output, at any stride.
 
-* Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of the weight's rows, and windows of grad_output.
+* Producer: one warp fills a ring of stages by TMA: 128 bytes of the weight's rows, and windows of grad_output.
 * Consumers: two warpgroups, cooperative or in ping-pong. Few tiles are split along the depth.
 * Epilogue: lanes exchange sums, so that a warp stores contiguous positions."""
 
@@ -95,7 +95,7 @@ def make_place(config: Config):
 @cache
 def make_kernel(config: Config) -> Kernel:
     alternate, through, words = config.alternate, config.through, config.words
-    table = words + BARRIER * CONSUMERS  # of places
+    table = words + BARRIER * CONSUMERS
     barriers, stages = config.barriers, config.stages
     all_sums, all_operands, all_rows = config.sums, 8 * config.blocks, 2 * config.blocks
     all_places, all_meets = 2 * PRODUCTS * (2 if config.halves else 1), 4 * config.blocks
@@ -146,7 +146,7 @@ def make_kernel(config: Config) -> Kernel:
                     stage, parity = int32(stage - stages), int32(parity ^ 1)
                 for z in range(all_sums):
                     sums[z] = opaque(float32(0))
-                if alternate:  # Else a warpgroup that ran ahead would mistake an older phase for its own.
+                if alternate:  # else a warpgroup that ran ahead would take an older phase for its own
                     mbarrier_wait(turns + BARRIER * consumer.warpgroup, turn_parity)
                 place = place_of_tile(tile, grid, shape.groups, splits)
                 lane = begin_tile(window, first, meets, place, grid, shape, grad_rows, consumer)
@@ -158,7 +158,7 @@ def make_kernel(config: Config) -> Kernel:
                 if thread.lane == 0:
                     release(pipe, last)
                 target = aim(place_of_tile(tile, grid, shape.groups, splits), shape, splits, consumer.warpgroup)
-                # Recomputed: it takes no registers meanwhile.
+                # Recomputed, it takes no registers meanwhile.
                 store(sums, grad, target, consumer.warp, recomputed(thread.lane))
                 tile = int32(tile + step * tile_step)
                 if alternate:
@@ -183,7 +183,7 @@ class InputWarpgroup(WgmmaGradient):
     def unsuited(self, problem, dtype, precision, device):
         if reads_grad_output(problem):
             return "with stride 1 it is a transposed convolution, whose weights stay in shared memory"
-        # With one group and few channels, planes are unsuited, too.
+        # With one group and few channels planes are unsuited, too.
         channels, by_planes = problem.in_channels_per_group, adjoint(problem)
         few = min(by_planes.in_channels_per_group, by_planes.out_channels_per_group) < FEWEST_CHANNELS
         if channels < SHORTEST_PRODUCT and not (few and problem.groups == 1):
@@ -223,7 +223,7 @@ class InputWarpgroup(WgmmaGradient):
             sums = launches.partials_room() if second else result
             launches.main(g.data_ptr(), w.data_ptr(), maps.data_ptr(), sums)
             if second:
-                second.launch(sums, w, result)  # there is no bias
+                second.launch(sums, w, result)
 
         def fill_from_copies(grad_output, weight, result):
             g, w = grad_output, in_rows(weight.reshape(1, p.in_channels, -1))

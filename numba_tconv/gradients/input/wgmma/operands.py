@@ -1,11 +1,9 @@
-"""The windows of a stage of grad_input_wgmma: where they begin, where a lane reads, and zeros beside the signal.
+"""The windows of a stage: where they begin, where a lane reads, and zeros beside the signal.
 
-Stages of 128 bytes cut the weight's row anywhere within a channel's taps. A stage's windows begin with the channel of
-its first entry; earlier stages have taken ``phase`` of its entries. A shared table holds the places of a period's
-entries; a lane reads its own from the stage's phase on.
+Stages may cut a channel's taps: the first ``phase`` entries of a stage's windows are earlier stages'. A shared table
+holds the places of a period's entries; a lane reads its own from the stage's phase on.
 
-Boxes of a sheared map hold memory beside their rows. Warps at a sample's ends read it as zeros: 64 bits a position say
-which entries meet the signal."""
+Memory beside rows in a sheared map's boxes counts as zero: 64 bits a position say which entries meet the signal."""
 
 from __future__ import annotations
 
@@ -26,11 +24,11 @@ from numba_tconv.ptx import (
 from .arguments import Ends, Lane, Window
 from .tile import Config, entry_of, place_of
 
-BITS = 64  # entries of a stage in a mask
+BITS = 64
 
 
 def make_advance(config: Config):
-    """Build the step from a stage's windows to the next's: the map's row, and the phase."""
+    """Build the step to the next stage's row of the map and phase."""
     rows, step, period = config.row_step, config.phase_step, config.period
 
     @device_function
@@ -44,7 +42,7 @@ def make_advance(config: Config):
 
 
 def make_start(config: Config):
-    """Build (stage) -> the map's row with which its windows begin, and its phase."""
+    """Build (stage) -> the map's row where its windows begin, and its phase."""
     rows, entries, period, through = config.row_step, config.entries, config.period, config.through
 
     @device_function
@@ -78,7 +76,7 @@ def make_fill(config: Config):
 
 
 def make_lane(config: Config):
-    """Build two device functions of a consumer's local arrays.
+    """Build two device functions on a consumer's local arrays.
 
     The first fills ``rows`` and ``places`` of a Window and returns it. The second begins a tile: it sets the phase and,
     where the warp meets a signal's end, ``first`` and ``meets``, and returns the Lane."""
@@ -133,11 +131,11 @@ def make_lane(config: Config):
 def make_prepare(config: Config):
     """Build ``prepare``: a lane's places in a stage, and which entries meet the signal.
 
-    The phase and the first half of ``meets`` are the next stage's; the second half is this stage's."""
+    The phase and the first half of ``meets`` are then the next stage's, the second half this stage's."""
     through, clears, lane_rows = config.through, config.clears, 2 * config.blocks
     halves, entry_bytes, kernel_size = config.halves, config.table_bytes, config.kernel_size
     step, period = config.phase_step * entry_bytes, config.period * entry_bytes
-    product_half = 4 * 4 // config.itemsize * entry_bytes  # from a lane's places to those eight registers' columns on
+    product_half = 4 * 4 // config.itemsize * entry_bytes  # from a lane's places to eight registers' columns on
     load_word, load_pair = ld_shared(1, int32), ld_shared(2, int32)
     bits_of, advanced = make_bits(config)
     if not through and not clears:
@@ -170,7 +168,7 @@ def make_prepare(config: Config):
 def make_bits(config: Config):
     """Build two device functions of 64 bits: bit j says whether entry j of a stage meets the signal at a position.
 
-    The first makes them: tap 0 meets element ``first``, entry 0 is of ``tap``, the signal has ``length`` elements. The
+    The first makes them: tap 0 meets element ``first``, entry 0 has ``tap``, the signal has ``length`` elements. The
     second, for at most 64 taps, advances them by a stage."""
     kernel_size, dilation, step = config.kernel_size, config.dilation, config.phase_step % config.kernel_size
 
@@ -183,7 +181,7 @@ def make_bits(config: Config):
     def bits_of(first, tap, length):
         begin = int32((max(int32(-first), int32(0)) + dilation - 1) // dilation)
         end = int32(min(int32((max(int32(length - first), int32(0)) + dilation - 1) // dilation), int32(kernel_size)))
-        after = int32(kernel_size - tap)  # the bit of the next channel's first tap
+        after = int32(kernel_size - tap)  # the next channel's first bit
         if kernel_size > BITS:
             this_channel = uint64(below(int32(end - tap)) & ~below(int32(begin - tap)))
             return this_channel | uint64(below(int32(after + end)) & ~below(int32(after + begin)))
@@ -203,8 +201,7 @@ def make_bits(config: Config):
 def make_keep(config: Config):
     """Build ``keep``: a loaded register, with zeros beside the signal.
 
-    ``z`` counts a lane's registers of a position, from ``first_entry`` on. prmt spreads a mask's bit, shifted to the
-    top of its byte."""
+    ``z`` counts a lane's registers of a position. prmt spreads a mask's bit, shifted to the top of its byte."""
     neighbours, halves = 4 // config.itemsize, config.itemsize == 2
 
     @device_function
@@ -228,11 +225,10 @@ def make_operands(config: Config) -> Operands:
     entry_at = device_function(entry_of)
     load_word, multiply_all = ld_shared(1, int32), wgmma(config.kind, config.channels)
     keep, clears, lane_rows = make_keep(config), config.clears, 2 * blocks
-    masked = entries * config.itemsize < ROW  # the rest of a weights' row is the next channel's
+    masked = entries * config.itemsize < ROW  # the weights' row goes on with the next channel
 
     @device_function
     def load_register(row, places, z, entry):
-        """A position's elements for the lane's entries from ``entry`` on, zero beyond the last."""
         if halves:
             low, high = ld_shared_u16(int32(row + places[z])), ld_shared_u16(int32(row + places[z + 1]))
             if masked:

@@ -1,8 +1,7 @@
-"""The producer of grad_input_wgmma: one warp fills the ring by TMA boxes.
+"""The producer: one warp fills the ring by TMA boxes.
 
-A stage is 128 bytes of each of the weight's rows, and the windows of grad_output that meet them. Where every
-``sheared``-th row begins alike modulo 16 bytes, a sheared map (k6_wgmma/boxes.py) serves all rows. Its boxes are wider,
-so a copy with aligned rows may be quicker."""
+Where every ``sheared``-th row begins alike modulo 16 bytes, a sheared map (k6_wgmma/boxes.py) serves all rows. Its
+boxes are wider, so a copy with aligned rows may be quicker."""
 
 from __future__ import annotations
 
@@ -27,15 +26,13 @@ from .tile import Config
 
 
 def sheared_of(g: Layout) -> int:
-    """Distance of grad_output's rows that begin alike modulo 16 bytes; 1 if a plain map suffices; 0 if it must be
-    copied."""
+    """Distance of rows that begin alike modulo 16 bytes; 1 if a plain map suffices; 0 if grad_output must be copied."""
     alike = 0 if g.offset % ALIGNMENT else rows_alike(g.shape, g.strides, g.dtype.itemsize)
     overlapping = alike > 1 and g.strides[1] < ALIGNMENT // g.dtype.itemsize
     return 0 if overlapping or (alike and g.shape[1] % alike) else alike
 
 
 def shear_of(strides: tuple, config: Config) -> int:
-    """Elements between rows' starts in the map."""
     return strides[1] % (ALIGNMENT // config.itemsize) if config.sheared > 1 else 0
 
 

@@ -1,8 +1,8 @@
-"""Tiles of grad_input_wgmma, and where a lane reads in a window.
+"""Tiles, and where a lane reads in a window.
 
 m counts a sample's positions, n a group's input channels, k entries: pairs of an output channel and a tap in the
-weight's order. A stage's entries fill a row of weights. Where these are not whole channels, stages run through the
-channels: each begins ``phase`` entries after its windows' first channel (operands.py)."""
+weight's order. A stage's entries fill a row of weights. Where these are not whole channels, stages run ``through`` the
+channels (operands.py)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Config(Ring):
     sheared: int  # channels between rows alike modulo 16 bytes
     clears: bool  # windows hold memory beside their rows, as zeros
     through: bool
-    g_channels: int  # output channels of a stage's windows
+    g_channels: int  # of a stage
     blocks: int  # of 64 positions, a warpgroup
-    channels: int  # input channels
-    alternate: bool  # ping-pong, not cooperative
+    channels: int
+    alternate: bool  # ping-pong
     stages: int = 0
     partial: bool = False  # split-K
 
@@ -41,7 +41,7 @@ class Config(Ring):
 
     @property
     def own_words(self) -> int:
-        """64-bit words: mbarriers of the warpgroups' turns, and the table."""
+        """Words of the turns' mbarriers and of the table."""
         return CONSUMERS + -(-self.table_entries * self.table_bytes // 8)
 
     @property
@@ -51,11 +51,11 @@ class Config(Ring):
 
     @property
     def halves(self) -> bool:
-        """Whether a register's two 16-bit elements are loaded one by one."""
+        """Whether 16-bit elements are loaded one by one."""
         uneven = self.odd or self.stride % 2 or self.kernel_size % 2 or self.dilation > 1 or self.sheared > 4
         return self.itemsize == 2 and bool(uneven)
 
-    # Phases of stages that run through repeat ``period`` entries apart.
+    # Phases repeat ``period`` entries apart.
 
     @property
     def period(self) -> int:
@@ -63,7 +63,7 @@ class Config(Ring):
 
     @property
     def phase_step(self) -> int:
-        """Entries between two stages' phases, modulo the period."""
+        """Entries between stages' phases, modulo the period."""
         return self.entries % self.period if self.through else 0
 
     @property
@@ -86,7 +86,7 @@ class Config(Ring):
 
     @cached_property
     def piece(self) -> int:
-        """Positions of a box: a multiple of 8 that shares the tile's rows evenly, or 0."""
+        """Positions of a box: a multiple of 8 that evenly shares the tile's rows, or 0."""
         most = next((piece for piece in range(self.rows, 0, -8) if self._width(piece) <= LARGEST_BOX), 0)
         return -(-self.rows // -(-self.rows // most) // 8) * 8 if most else 0
 
@@ -98,18 +98,15 @@ class Config(Ring):
 
     @property
     def reach(self) -> int:
-        """Elements that a piece's positions span."""
         return self._reach(self.piece)
 
     @property
     def most_shear(self) -> int:
-        """Most elements between rows' starts."""
         vector = ALIGNMENT // self.itemsize
         return vector - vector // self.sheared
 
     @property
     def width(self) -> int:
-        """Elements of a box's row."""
         return self._width(self.piece)
 
     @property
@@ -121,7 +118,7 @@ class Config(Ring):
         return self.blocks * self.channels // 2
 
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
-        """Tiles of a sample's positions, of a group's input channels, and in all."""
+        """Tiles of a sample's positions, of a group's input channels, in all."""
         along = -(-problem.length // self.rows)
         across = -(-problem.in_channels_per_group // self.channels)
         return along, across, problem.batch * problem.groups * along * across
@@ -132,17 +129,14 @@ class Config(Ring):
         return -(-problem.out_channels_per_group // self.g_channels)
 
 
-# Plain functions, also for the kernel.
-
-
 def entry_of(z, t, neighbours):
     """A lane's first entry for registers 0 and 1 (even ``z``) or 2 and 3 of product ``z // 2``."""
     return (4 * z + t) * neighbours
 
 
 def place_of(entry, kernel_size, width, dilation, sheared, shear):
-    """Elements from a position's first to that of ``entry``, in a box of rows of ``width``.
+    """Elements from a position's first to ``entry``'s, in a box of rows of ``width``.
 
-    Each row begins ``shear`` further to the right than the one before, every ``sheared``-th like the first."""
+    Each row begins ``shear`` further right than the one before, every ``sheared``-th like the first."""
     channel = entry // kernel_size
     return channel * width + channel % sheared * shear + entry % kernel_size * dilation

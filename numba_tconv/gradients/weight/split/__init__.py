@@ -1,1 +1,1 @@
-"""The gradient for the weight on CUDA cores."""
+"""grad_weight_split."""

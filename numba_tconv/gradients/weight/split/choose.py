@@ -1,4 +1,4 @@
-"""The tile and splits of grad_weight_split, by a cost model."""
+"""The tile and splits, by a cost model."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ from .tile import ALL, PARTIAL_TERMS, REST, SPLIT_COLUMNS, THREADS, WHOLE, Confi
 
 CLEARLY = 0.95  # share of the usual tile's time that others must undercut
 LENGTHS = 128, 512, 8192
-MOST_ROUNDS = 4  # if sums need no more
+MOST_ROUNDS = 4  # unless sums need more
 MOST_SUMS = {4: 96, 8: 32}  # of a thread, by a sum's bytes: LLVM unrolls them times a vector
 # Registers beside sums and operands; the least; more except in float32.
 ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
 LEAST_BLOCKS = 2  # one multiplies while the other waits
 BANKED = 8  # phases whose columns lie in different banks
 
-# The cost model.
 SCHEDULERS = 4
 CLOCKS = 1.53e6  # a millisecond
 LAUNCH = 0.006  # ms
-# Clocks of a scheduler a warp; a multiply-add takes one.
-LOAD, COPY = 1.7, 2  # a vector from shared memory; an element
-LOCATE, CONFLICT = 40, 15  # a column; a further access of the same banks
-STAGE, BLOCK = 100, 760  # begin and end
-VECTOR_LATENCY, STAGE_LATENCY = 100, 1050  # alone: of a turn's loads; of copies
+# A scheduler's clocks for a warp; a multiply-add takes one.
+LOAD, COPY = 1.7, 2  # a shared vector; an element
+LOCATE, CONFLICT = 40, 15  # a column; another access of the same banks
+STAGE, BLOCK = 100, 760
+VECTOR_LATENCY, STAGE_LATENCY = 100, 1050  # alone: a turn's loads; copies
 STORE, STORE_SHARED, SLICE = 7, 70, 30  # a sum from registers; through shared memory; for each slice
 TOGETHER = 3.5  # exponent of the power mean of clocks issued and waited
-SECOND_LATENCY = 0.0002  # ms a batch of the second stage's loads
+SECOND_LATENCY = 0.0002  # ms a batch of loads
 
 
 @lru_cache(maxsize=1024)
@@ -63,7 +62,7 @@ def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[
 
 
 def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[int, int]]:
-    """Candidates for splits_of: for each number of blocks a multiprocessor the most splits whose sums are short
+    """Splits and their length: for each number of blocks a multiprocessor, the most splits whose sums are short
     enough."""
     stages, blocks = max(1, config.stages(problem)), config.blocks(problem)
     longest = min(max(SPLIT_COLUMNS, PARTIAL_TERMS * tile.slices) for tile in config.tiles)
@@ -109,7 +108,6 @@ def min_blocks(config: Config, device: Device) -> int:
 
 
 def candidates(problem: Problem, dtype: torch.dtype, device: Device, part: str = ALL) -> Iterator[Config]:
-    """Every tile of powers of two that fits."""
     most_sums = MOST_SUMS[ELEMENTS[dtype].accumulator.bitwidth // 8]
     powers = [2**e for e in range(8)]
     phases, _ = rows_of(problem, part)
@@ -130,7 +128,7 @@ def candidates(problem: Problem, dtype: torch.dtype, device: Device, part: str =
 
 
 def _of_two_kinds(layer: Problem, dtype: torch.dtype, device: Device) -> Iterator[Config]:
-    """WHOLE tiles, each with the REST tile of the fewest instructions that allows as many blocks."""
+    """WHOLE tiles, each with the cheapest REST tile that allows as many blocks."""
     if not unequal(layer):
         return
     rests = sorted(candidates(layer, dtype, device, REST), key=partial(instructions, layer))
@@ -146,7 +144,6 @@ def _of_two_kinds(layer: Problem, dtype: torch.dtype, device: Device) -> Iterato
 
 @lru_cache(maxsize=4096)
 def _copying(window: Window, locating: float, copy: float) -> float:
-    """Clocks of a block's copies of a stage."""
     warps = -(-window.lanes * window.phases * window.teams // 32)
     conflicts = max(0.0, min(window.phases, 32) / BANKED - 1) if window.phases > 1 else 0.0
     turns = -(-window.channels // window.teams)
@@ -154,12 +151,11 @@ def _copying(window: Window, locating: float, copy: float) -> float:
 
 
 def _loads(config: Config) -> int:
-    """A thread's loads for a vector of positions."""
     return config.thread_m + config.thread_p * config.window_columns // config.vector
 
 
 def products(problem: Problem, config: Config) -> float:
-    """Instructions a position that multiply and load."""
+    """Multiplying and loading instructions a position."""
     return sum(c.own_blocks(problem) * c.slice_threads * (c.sums + 3 * _loads(c) / c.vector) for c in config.tiles)
 
 
@@ -174,7 +170,6 @@ def instructions(problem: Problem, config: Config) -> float:
 
 
 def _multiplying(config: Config) -> float:
-    """A warp's clocks of a stage's products."""
     c = config
     turns = c.block_l // (c.slices * c.vector)
     return turns * c.itemsize // 4 * (c.sums * c.vector + LOAD * _loads(c))
@@ -216,7 +211,7 @@ def _last_round(own_blocks: int, config: Config, places: int) -> float:
 
 
 def milliseconds(problem: Problem, config: Config, device: Device) -> Callable[[int, int], float]:
-    """Build (splits, stages of each) -> estimated milliseconds."""
+    """Build (splits, stages of each) -> estimated ms."""
     own_blocks, blocks = config.own_blocks(problem), config.blocks(problem)
 
     def of(splits: int, length: int) -> float:

@@ -1,4 +1,4 @@
-"""The store of grad_weight_split: a split's sums, in the weight's order."""
+"""The store of a split's sums, in the weight's order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tile import Config
 
 
 def make_store(config: Config) -> Callable:
-    """Build a block's store: from registers, or with slices added up in shared memory, in float64."""
+    """Build the store: from registers, or of slices added up in shared memory, in float64."""
     return _make_store_registers(config) if config.slices == 1 else _make_store_slices(config)
 
 
@@ -57,7 +57,6 @@ def _make_store_slices(config: Config) -> Callable:
         for z in range(all_sums):
             shared[uint64(z * threads + tile.thread)] = sums[z]
         cuda.syncthreads()
-        # A thread adds up sums across slices.
         within, number = int32(tile.thread % slice_threads), uint32(tile.thread // slice_threads)
         while number < all_sums:
             m = int32(number // uint32(thread_p * tap_chunk)) * lanes_m + tile.lane_m

@@ -2,9 +2,8 @@
 
     x, grad_output --cp.async--> stages in shared memory --vectors--> registers --> a split's sums --gradients/sum.py-->
 
-A row is an input channel, a column an output channel, phase (gradients/window.py) and tap of a row; the depth is the
-positions of all samples. With few rows and columns, slices of threads share a stage's positions. There may be two kinds
-of blocks (tile.py). Partial sums and short splits limit float32's rounding error."""
+With few rows and columns, slices of threads share a stage's positions. Partial sums and short splits limit float32's
+rounding error."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ class Grid(NamedTuple):
     phase_chunks: int
     tap_chunks: int
     phases: int  # with taps of this kind
-    stages: int  # of all splits
+    stages: int
     split_stages: int
 
 
@@ -71,8 +70,8 @@ class Tile(NamedTuple):
     end_tap: int
     rows_left: int
     channels_left: int
-    x_source: int  # element of x: the first row at column 0
-    g_source: int  # element of grad_output: the first channel at column 0
+    x_source: int  # the first row at column 0
+    g_source: int  # the first channel at column 0
 
 
 def make_blocks(config: Config) -> Callable:
@@ -84,7 +83,7 @@ def make_blocks(config: Config) -> Callable:
     all_sums, all_xs, all_gs = config.sums, config.thread_m * config.vector, config.window_columns
     vectors_a_turn, hop = config.vectors_a_turn, config.slices * config.vector
     of_whole, of_rest = config.part == WHOLE, config.part == REST
-    # Equally many lanes along m and p make the fewest loads.
+    # As many lanes along m as along p make the fewest loads.
     lanes_m, warp_p = config.lanes_m, min(config.lanes_p, 8)
     accumulator = ELEMENTS[config.dtype].accumulator
     wait_for_stage = cp_async_wait(0)

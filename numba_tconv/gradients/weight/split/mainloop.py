@@ -1,4 +1,4 @@
-"""Products of grad_weight_split: every tap of a pair reads one register window at its offset."""
+"""Products: a pair's taps read one register window at offsets."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .tile import Config
 
 class Registers(NamedTuple):
     sums: object
-    xs: object  # a vector of positions a row
+    xs: object  # a vector a row
     gs: object  # a pair's columns that the vector meets
     shared: object
 
 
 def make_multiply(config: Config) -> Callable:
-    """Build the products of a vector of positions; ``x``, ``g``: where the thread's first row and pair begin in shared
-    memory, in elements."""
+    """Build the products of a vector of positions; ``x``, ``g``: shared elements where the thread's first row and pair
+    begin."""
     vector, tap_chunk, step, window = config.vector, config.tap_chunk, config.taps.step, config.window_columns
     thread_m, thread_p, lanes_m, lanes_p = config.thread_m, config.thread_p, config.lanes_m, config.lanes_p
     x_pitch, g_pitch = config.pitch(config.block_l), config.pitch(config.width)

@@ -1,4 +1,4 @@
-"""Loads of grad_weight_split: cp.async copies a stage of x and of grad_output."""
+"""Loads, by cp.async."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class InputColumns(NamedTuple):
 
 
 def make_load(config: Config) -> Callable:
-    """Build the load of a stage into element ``slot`` of shared memory: x, then grad_output."""
+    """Build the load of a stage, from element ``slot`` on: x, then grad_output."""
     x_stage = config.x_stage
 
     @device_function

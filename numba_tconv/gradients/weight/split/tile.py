@@ -1,8 +1,8 @@
-"""The configuration of grad_weight_split: what a block holds.
+"""What a block holds.
 
-m counts a group's input channels, p pairs of an output channel and a phase, l positions, the depth. A block has
-``block_m x block_p x tap_chunk`` sums and ``block_l`` positions a stage. Slices of ``lanes_m x lanes_p`` threads share
-the stage, with ``thread_m x thread_p x tap_chunk`` sums a thread.
+m counts a group's input channels, p pairs of an output channel and a phase (gradients/window.py), l positions of all
+samples, the depth. A block has ``block_m x block_p x tap_chunk`` sums and ``block_l`` positions a stage, which slices
+of ``lanes_m x lanes_p`` threads share. A thread has ``thread_m x thread_p x tap_chunk`` sums.
 
 Where some phases have a tap more, there may be two kinds of blocks: for the taps of every phase, and for the rest."""
 
@@ -21,18 +21,16 @@ from numba_tconv.kernels.common.register_tile import ThreadTile
 from numba_tconv.runtime.elements import ELEMENTS
 
 THREADS = 128
-WINDOW_LIMIT = 20  # columns in a thread's registers
+WINDOW_LIMIT = 20  # columns in registers
 MOST_TAPS = 8  # of a window
-PARTIAL_TERMS = 128  # of a float32 partial sum, for its error
-SPLIT_COLUMNS = 8192  # of a split with partial sums
+PARTIAL_TERMS = 128  # of a float32 partial sum
+SPLIT_COLUMNS = 8192  # with partial sums
 LOCATING = 20  # instructions a column, about
 # A tile's taps: all; those of every phase; the last, of some phases.
 ALL, WHOLE, REST = "all", "whole", "rest"
 
 
 class Division(NamedTuple):
-    """Blocks of one kind, group and split."""
-
     row_tiles: int
     channel_tiles: int
     phase_chunks: int
@@ -44,7 +42,7 @@ class Config(ThreadTile):
     dtype: torch.dtype
     stride: int
     dilation: int
-    tap_chunk: int  # taps of a row in one window
+    tap_chunk: int  # of a row in one window
     phases: int
     channels: int
     thread_m: int
@@ -55,11 +53,11 @@ class Config(ThreadTile):
     block_l: int
     min_blocks: int = 1  # the register budget
     partial: int = 0  # stages of a partial sum; 0: all
-    x_vector: int = 1  # of x in a cp.async
+    x_vector: int = 1  # in a cp.async
     whole_rows: bool = False  # a group's rows are whole blocks
-    whole_channels: bool = False  # output channels are
+    whole_channels: bool = False  # likewise
     part: str = ALL
-    rest_tile: Config | None = None  # with WHOLE: the REST tile
+    rest_tile: Config | None = None  # with WHOLE
 
     @property
     def tiles(self) -> tuple[Config, ...]:
@@ -91,13 +89,12 @@ class Config(ThreadTile):
 
     @property
     def vectors_a_turn(self) -> int:
-        """Vectors in a turn: two, if registers hold their windows."""
+        """Two, if registers hold their windows."""
         even = self.block_l // (self.slices * self.vector) % 2 == 0
         return 1 + (even and (self.thread_p <= 4 or self.threads * self.min_blocks <= 2 * THREADS))
 
     @cached_property
     def window_columns(self) -> int:
-        """A pair's columns that a vector meets."""
         return self.vector + -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
@@ -105,7 +102,7 @@ class Config(ThreadTile):
         return self.block_l - self.vector + self.window_columns
 
     def pitch(self, width: int) -> int:
-        """Elements between rows, against bank conflicts."""
+        """Padded against bank conflicts."""
         return (-(-width // self.vector) // 2 * 2 + 1) * self.vector
 
     @property
@@ -175,7 +172,7 @@ def rows_of(problem: Problem, part: str) -> tuple[int, int]:
 
 
 def unequal(problem: Problem) -> bool:
-    """Whether some phases have a tap more than others, which have one at least."""
+    """Whether some phases, but not all, have a tap more."""
     return problem.kernel_size > problem.taps.rows and problem.kernel_size % problem.taps.rows > 0
 
 

@@ -1,1 +1,1 @@
-"""The gradient for the weight on Hopper's tensor cores."""
+"""grad_weight_wgmma."""

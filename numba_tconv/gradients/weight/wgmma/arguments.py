@@ -1,4 +1,4 @@
-"""What host and device share by name in grad_weight_wgmma, beside TensorMaps (wgmma_ring.py)."""
+"""Names that host and device share, beside TensorMaps (wgmma_ring.py)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from numba_tconv.runtime.kernel import named
 
 
 class Rows(NamedTuple):
-    """grad_output, or its planes."""
-
     stride_c: int
     length: int
-    channels: int  # of all groups; of planes: rows
+    channels: int
     first: int  # the element that tap 0 meets at position 0
 
 
@@ -43,9 +41,9 @@ class Lane(NamedTuple):
     """How a consumer lane reads a stage; addresses are in slot 0, one a row."""
 
     rows: tuple  # where its elements begin
-    starts: tuple  # of the rows that it clears, or NOT_MINE
-    flags: int  # address of the stages' flags
-    first_cleared: int  # its first of every fourth element cleared
+    starts: tuple  # of rows that it clears, or NOT_MINE
+    flags: int  # the stages' flags
+    first_cleared: int  # element; it clears every fourth from there
     before: int  # elements before a row's first
     barrier: int  # of the warps that read a stage together
 

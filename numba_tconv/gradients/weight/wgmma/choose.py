@@ -1,4 +1,4 @@
-"""The tile of grad_weight_wgmma: candidates, and a cost model of how they fill a GPU."""
+"""The tile, by a cost model of how tiles fill a GPU."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from numba_tconv.runtime.device import H200, Device
 from . import epilogue
 from .tile import Config, Window, accesses
 
-MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a consumer thread
-MOST_PLACES = 12  # of a row for a tile's taps; more compile slowly
+MOST_SUMS, OTHER_REGISTERS = 192, 30
+MOST_PLACES = 12  # of a row; more compile slowly
 WORD = 4  # bytes
 LARGEST_SHARE = 0.95  # of the usual tile's clocks, below which another is taken
 LONGEST_SUM = 1 << 15  # positions of a split: tensor cores truncate
@@ -37,9 +37,8 @@ SECOND_STAGE, MOVED = 5000, 1640
 
 @lru_cache(maxsize=1024)
 def choose_for(problem: Problem, precision: str, alike: int, device: Device) -> tuple[planes.Config | None, Config]:
-    """The configuration of planes (None where grad_output is read in place), and the tile.
-
-    ``alike`` tells of grad_output's rows (tensor_map.rows_alike)."""
+    """Configurations of planes (None where grad_output is read in place) and tile; ``alike``: grad_output's
+    rows_alike."""
     in_place = choose(problem, precision, alike) if alike else None
     if in_place:
         return None, filling(problem, in_place, device)
@@ -48,7 +47,7 @@ def choose_for(problem: Problem, precision: str, alike: int, device: Device) -> 
 
 
 def choose(problem: Problem, precision: str, alike: int) -> Config | None:
-    """The tile with the fewest estimated clocks, or None; with ``alike`` 0 it reads planes."""
+    """The tile with the fewest clocks, or None; ``alike`` 0 reads planes."""
     return _choose(problem.layer, precision, alike)
 
 
@@ -65,14 +64,13 @@ def _choose(layer: Problem, precision: str, alike: int) -> Config | None:
 
 @lru_cache(maxsize=1024)
 def filling_planes(problem: Problem, config: Config, phases: int, device: Device) -> Config:
-    """The tile for planes, ``phases`` a channel, with ``direct`` set where faster."""
     direct = epilogue.planes_suit(problem, config, phases) and whole_is_faster(problem, config, device)
     return replace(config, direct=True, plane_phases=phases) if direct else config
 
 
 @lru_cache(maxsize=1024)
 def filling(problem: Problem, config: Config, device: Device) -> Config:
-    """The tile, or a clearly better one of the other kind, with ``direct`` set where faster."""
+    """The tile, or a clearly better one of the other kind, ``direct`` where faster."""
 
     def stored(config):
         direct = epilogue.suits(problem, config) and whole_is_faster(problem, config, device)
@@ -92,7 +90,6 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
 
 @lru_cache(maxsize=1024)
 def likely(layer: Problem, precision: str, alike: int, by_taps: bool) -> tuple[Config, ...]:
-    """A kind's candidates: of each size, the one with the cheapest operands."""
     best = {}
     for config in candidates(layer, precision, alike):
         size = config.tap_chunk, config.blocks, config.channels, config.alternate
@@ -109,13 +106,13 @@ def candidates(problem: Problem, precision: str, alike: int) -> Iterator[Config]
         window = Window(problem.stride, problem.dilation, phases, t.step, problem.padding % 2 == 1)
         clears = problem.padding if alike > 1 else 0
     if alike > 1 and problem.groups > 1 and problem.out_channels_per_group % alike:
-        return  # the groups' first rows are of different sets
+        return  # groups' first rows are of different sets
     if alike > ALIGNMENT // WORD and window.stride == 1:
         return  # rows begin within a word
     read = precision, window, max(1, alike), clears
     for tap_chunk in range(1, t.taps_per_row + 1):
         if window.stride == 1 and tap_chunk < t.taps_per_row and tap_chunk * t.step % 2:
-            continue  # words would begin at even elements for one chunk, at odd ones for the next
+            continue  # words would begin at even elements in one chunk, at odd ones in the next
         yield from _sized(problem, Config(*read, tap_chunk, 0, 0, False))
     if alike and t.taps_per_row > 1 and window.stride > 1:
         by_taps = replace(window, phases=problem.kernel_size)
@@ -167,7 +164,7 @@ def cost(problem: Problem, config: Config) -> float:
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device = H200) -> int:
-    """Splits with the fewest estimated clocks, none longer than LONGEST_SUM."""
+    """Splits with the fewest clocks, none longer than LONGEST_SUM."""
     _, stages = config.stages_of(problem)
     blocks = config.blocks_of(problem)
     of_split = 3 * 4 * config.tile_sums * (2 if config.alternate else 1) / ARRIVING

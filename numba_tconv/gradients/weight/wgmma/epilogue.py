@@ -1,7 +1,7 @@
-"""The epilogue of grad_weight_wgmma: a split's sums into the workspace, or whole sums into the gradient.
+"""The store: a split's sums into the workspace, or whole sums into the gradient.
 
-Whole sums pass through the ring's memory into the gradient's order, in which an input channel's output channels and
-taps are one run. A tile of planes has some phases of one output channel: a piece of run for each tap."""
+Whole sums pass through the ring's memory into the gradient's order: runs of an input channel's output channels and
+taps. A tile of planes has some phases of one output channel, a piece of run for each tap."""
 
 from __future__ import annotations
 
@@ -39,11 +39,9 @@ class Staging(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """What a consumer thread stages."""
-
     sums: object
     staging: Staging
-    runs: object  # where runs of its rows begin in shared memory, negative for none
+    runs: object  # where its rows' runs begin, or negative
     consumer: object
 
 
@@ -53,7 +51,7 @@ def run_of(config: Config) -> int:
 
 
 def pitch_of(config: Config) -> int:
-    """Elements between staged runs, against bank conflicts."""
+    """Padded against bank conflicts."""
     return next(p for p in range(run_of(config), run_of(config) + 16) if p % 16 == VECTOR)
 
 
@@ -91,7 +89,6 @@ def _make_direct(config: Config):
 
     @device_function
     def stage_sum(k, state):
-        """Put a sum into shared memory."""
         staging, consumer = state.staging, state.consumer
         tap, z = int32(k // sums_of_tap), int32(k % sums_of_tap)
         _, n = fragment(consumer.warp, consumer.lane, z)

@@ -2,13 +2,13 @@
 
 Sums run over positions, contiguous in both operands. Rows of x are the shared operand. A lane reads the register
 operand from grad_output, at any stride; each tap reads the same row some positions on. Where rows of grad_output do not
-suit the copy engine or a tile, gradients/planes.py separates the phases first.
+suit, gradients/planes.py separates the phases first.
 
-* Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of x's rows and the grad_output that meets them,
-  rounded to TF32, with zeros outside of the signal.
+* Producer: one warp fills a ring of stages by TMA: 128 bytes of x's rows and the grad_output that meets them, rounded
+  to TF32, zero outside the signal.
 * Consumers: two warpgroups with pairs of their own, or alternate stages. With ``by_taps`` each tap has its own rows:
   more loads, but no products of missing taps.
-* Store: sum.py adds up the splits in float64, in a fixed order; whole sums go into the gradient (epilogue.py).
+* Store: sum.py adds up splits; whole sums go into the gradient.
 
 Tensor cores truncate, so a split has at most 32,768 positions."""
 
@@ -148,7 +148,7 @@ def make_kernel(config: Config) -> Kernel:
             lane_rows = cuda.local.array(all_rows, dtype=int32)
             starts = cuda.local.array(all_starts, dtype=int32)
             _, begin = first_pair(pair_tile)
-            for z in range(all_rows):  # padding rows read what the last row reads
+            for z in range(all_rows):  # padding rows read the last
                 row = int32(16 * consumer.warp + (thread.lane >> 2) + z // 2 * BLOCK + z % 2 * 8
                             + group_rows * consumer.warpgroup)  # fmt: skip
                 m = int32(begin + min(row, pairs - 1))
@@ -157,7 +157,7 @@ def make_kernel(config: Config) -> Kernel:
                 box_row = channel % alike * set_bytes + channel // alike * pitch
                 start = int32(base + x_bytes + box_row + element * itemsize)
                 lane_rows[z] = int32(start + (m % phases * dilation - odd) * itemsize + (thread.lane & 3) * lane_bytes)
-                if clears:  # of a channel's pairs, the tile's first
+                if clears:  # a channel's first pair in the tile
                     mine = row < pairs and (row == 0 or m % phases == 0)
                     starts[z] = start if mine else int32(NOT_MINE)
             barrier = int32(READERS + consumer.warpgroup if alternate else READERS)
@@ -191,7 +191,7 @@ class WeightWarpgroup(WgmmaGradient):
         return too_few(fewest) if fewest < FEWEST_CHANNELS and problem.groups > 1 else None
 
     def config(self, problem, dtype, device=None, precision=None):
-        """The planes' configuration (None where grad_output is read in place), and the tile's."""
+        """Configurations of planes (None where grad_output is read in place) and tile."""
         p = problem
         shape, strides = (p.batch, p.out_channels, p.out_length), (p.out_channels * p.out_length, p.out_length, 1)
         alike = rows_alike(shape, strides, dtype.itemsize)
@@ -254,7 +254,7 @@ def _prepared(
     x_strides: tuple,
     device: gpu.Device,
 ) -> tuple[int, int, Prepared]:
-    """Blocks, partial sums of an element, and the launch; ``in_place``: g is grad_output itself."""
+    """Blocks, partial sums of an element, and the launch; ``in_place``: g is grad_output."""
     p = problem
     first, group_rows = (-p.padding, p.out_channels_per_group) if in_place else (0, planes.pairs_of(p))
     splits, tiles = 1 if own.direct else splits_of(p, own, device), own.blocks_of(p)

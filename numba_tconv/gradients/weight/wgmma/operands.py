@@ -1,7 +1,7 @@
-"""The operands of grad_weight_wgmma: which rows a lane reads, how, and zeros before them.
+"""Which rows a lane reads, how, and zeros before them.
 
-Taps may meet up to ``padding`` positions before a row, and maps of rows that begin unlike modulo 16 bytes begin
-earlier. So warps that read a sample's first stage clear, once, what lies before its rows."""
+Taps may meet up to ``padding`` positions before a row, where a map of unaligned rows has other memory. So warps that
+read a sample's first stage clear it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from numba_tconv.ptx import (
 
 from .tile import Config, operand_places
 
-# prmt: a word's upper half and the next's lower half; the lower halves of two words.
+# prmt: a word's upper half and the next's lower half; two words' lower halves.
 UPPER_AND_LOWER, LOWER_HALVES = 0x5432, 0x5410
 BARRIER = 2  # alternating warpgroups use this and the next
-NOT_MINE = -1  # the start of a row that another lane clears
+NOT_MINE = -1  # another lane clears the row
 
 
 def make_operands(config: Config) -> Operands:

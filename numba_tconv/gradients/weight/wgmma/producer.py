@@ -1,7 +1,6 @@
-"""The producer of grad_weight_wgmma: one warp fills the ring by TMA boxes.
+"""The producer: one warp fills the ring by TMA boxes.
 
-A stage is 128 bytes of each of x's rows, and the elements of grad_output that meet them. Rows that begin alike modulo
-16 bytes share a map; boxes begin at multiples of 16 bytes."""
+Rows of grad_output that begin alike modulo 16 bytes share a map; boxes begin at multiples of 16 bytes."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ from .tile import Config
 
 
 def make_first_pair(config: Config):
-    """Build (tile along pairs) -> output channel of the first set with which boxes begin; the tile's first pair of
-    it."""
+    """Build (tile along pairs) -> the output channel, of the first set, with which its boxes begin, and its first pair
+    from there."""
     by_taps, g_channels, pairs = config.by_taps, config.g_channels, config.pairs
     phases, alike = config.window.phases, config.alike
 
@@ -35,16 +34,16 @@ def make_first_pair(config: Config):
 
 
 class Source(NamedTuple):
-    g_maps: int  # addresses, by set of rows
+    g_maps: int  # by set of rows
     x_map: int
-    g_row: int  # the tile's first, in each map
+    g_row: int  # in each map
     x_row: int
-    first_element: int  # of a row of grad_output, which the chunk's first tap meets at position 0
+    first_element: int  # of a row, which the chunk's first tap meets at position 0
     stride_c: int
 
 
 class Producer(NamedTuple):
-    """Device functions of the producer warp; all lanes call ``publish_maps``, one calls ``copy``."""
+    """All lanes call ``publish_maps``, one calls ``copy``."""
 
     publish_maps: Callable
     copy: Callable

@@ -1,4 +1,4 @@
-"""The second stage of grad_weight_wgmma: adds up splits in float64, in the order of the weight.
+"""The second stage: adds up splits in float64, in the weight's order.
 
 A split's tile has sums (tap, pair, channel); the gradient has output channels and taps side by side. A block transposes
 32 channels of neighbouring elements through shared memory."""
@@ -24,8 +24,8 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
 from .tile import Config as Tile
 
-CHANNELS, THREADS = 32, 256  # of a block
-VECTOR = 4  # channels of a thread, where weights are many
+CHANNELS, THREADS = 32, 256
+VECTOR = 4  # channels of a thread, for many weights
 ELEMENTS_OF = {1: 1, VECTOR: 2}
 LOADS = {1: 32, VECTOR: 4}  # splits times elements in flight, by channels
 GRID_AXIS = 65_535
@@ -34,18 +34,17 @@ GRID_AXIS = 65_535
 @dataclass(frozen=True)
 class Config:
     dtype: torch.dtype
-    channels: int  # of a thread: 1 or VECTOR
+    channels: int
     run: int  # neighbouring elements of a store: 1 or 16 bytes
 
     @property
     def neighbours(self) -> int:
-        """Elements of a block."""
         return THREADS * self.channels // CHANNELS * ELEMENTS_OF[self.channels]
 
 
 class Splits(NamedTuple):
     splits: int
-    tile_sums: int  # of a tile, in one split
+    tile_sums: int  # in one split
     tiles: int
 
 
@@ -58,7 +57,7 @@ class Weight(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """A group's tiles: ``rows`` of ``pairs`` (output channel, phase), ``channels`` a row."""
+    """A group's; ``rows`` of ``pairs`` (output channel, phase), ``channels`` a row."""
 
     tap_chunk: int
     tap_chunks: int
@@ -107,7 +106,7 @@ def make_kernel(config: Config) -> Kernel:
     def grad_weight_sum(partials, result, sums, weight, tiling):
         thread = int32(cuda.threadIdx.x)
         turned = cuda.shared.array(turned_shape, dtype=float32)
-        rows_at = cuda.shared.array(neighbours, dtype=int64)  # the block's elements: their sums for channel 0
+        rows_at = cuda.shared.array(neighbours, dtype=int64)  # the elements' sums for channel 0
         element0, channel0 = int64(cuda.blockIdx.x) * neighbours, int64(cuda.blockIdx.y) * CHANNELS
         if thread < neighbours:
             e = min(element0 + thread, weight.row - 1)
@@ -120,7 +119,7 @@ def make_kernel(config: Config) -> Kernel:
             rows_at[thread] = tile * tiling.channel_tiles * sums.tile_sums + row * tiling.channels
         cuda.syncthreads()
         griddepcontrol_wait()
-        # A vector of channels is in one tile, which has a multiple of eight.
+        # A vector of channels is in one tile: tiles have a multiple of eight.
         lane, first_row = int32(thread % lanes * channels_of_thread), int32(thread // lanes * elements)
         channel = min(channel0 + lane, (weight.group_channels - 1) // channels_of_thread * channels_of_thread)
         tile = int64(uint32(channel) // uint32(tiling.channels))
@@ -138,7 +137,7 @@ def make_kernel(config: Config) -> Kernel:
                 for z in range(all_loads):
                     if first + z // all_totals < sums.splits:
                         totals[z % all_totals] += float64(values[z])
-                first = recomputed(int32(first + together))  # stays rolled
+                first = recomputed(int32(first + together))
             for z in range(all_totals):
                 turned[first_row + z // channels_of_thread, lane + z % channels_of_thread] = float32(totals[z])
             cuda.syncthreads()
@@ -174,7 +173,6 @@ def configs(dtype: torch.dtype) -> list[Config]:
 
 
 def _grid(problem: Problem, config: Config) -> tuple[int, int, int]:
-    """Blocks along the weight, along a group's input channels, along groups."""
     p = problem
     along = -(-p.out_channels_per_group * p.kernel_size // config.neighbours)
     return along, -(-p.in_channels_per_group // CHANNELS), min(p.groups, GRID_AXIS)

@@ -1,8 +1,8 @@
-"""Tiles of grad_weight_wgmma, and which elements a lane's registers hold.
+"""Tiles, and which elements a lane's registers hold.
 
 m counts pairs of an output channel and a phase (gradients/window.py), n a group's input channels, k positions, the
 depth. A tile is ``pairs x channels`` sums for each tap of a chunk, which read the same rows. With ``by_taps`` a pair is
-a channel and any tap, and a tile may begin anywhere in a channel: no tap is missing."""
+a channel and any tap, and a tile may begin anywhere in a channel."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Window:
 @dataclass(frozen=True)
 class Config(Ring):
     precision: str
-    window: Window  # of grad_output, or its planes
+    window: Window
     alike: int
     clears: int  # elements before a row's first in a box
     tap_chunk: int
     blocks: int  # of 64 pairs, a warpgroup
     channels: int
-    alternate: bool  # warpgroups take alternate stages of the same pairs, else own pairs
+    alternate: bool  # warpgroups take alternate stages of the same pairs
     sets: int = 2  # of operands; with two, one is loaded during products
     stages: int = 0
-    direct: bool = False  # sums are whole, and stored as the gradient
-    by_taps: bool = False  # every tap is a phase, and tiles may begin within a channel
-    plane_phases: int = 0  # of an output channel, with planes and direct stores
+    direct: bool = False  # whole sums, stored as the gradient
+    by_taps: bool = False
+    plane_phases: int = 0  # with planes and direct stores
 
     @cached_property
     def g_channels(self) -> int:
@@ -56,12 +56,12 @@ class Config(Ring):
 
     @property
     def own_words(self) -> int:
-        """64-bit flags: whether a stage is its sample's first."""
+        """Flags of stages that are their sample's first."""
         return self.stages if self.clears else 0
 
     @property
     def pairs(self) -> int:
-        """Rows of a tile, without padding."""
+        """Rows without padding."""
         return self.rows if self.by_taps else self.g_channels * self.window.phases
 
     @property
@@ -76,7 +76,7 @@ class Config(Ring):
 
     @property
     def pieces(self) -> int:
-        """Boxes of a stage's rows of one set: all positions, half, or one product's; 0 if none fits in 256 elements."""
+        """Boxes of a stage's rows of one set, of all positions, half, or one product's; 0 if none fits."""
         return next((pieces for pieces in (1, 2, 4) if self._width(pieces) <= LARGEST_BOX), 0)
 
     @property
@@ -88,22 +88,20 @@ class Config(Ring):
 
     @cached_property
     def width(self) -> int:
-        """Elements of a box's row, against bank conflicts."""
+        """Widened against bank conflicts."""
         return _width_of(self.window, self.alike, self.itemsize, self.by_taps, self._width(self.pieces))
 
     @cached_property
     def entries(self) -> tuple[tuple[int, int], ...]:
-        """Distinct pairs of places in a row for the products of all taps."""
         return tuple(sorted(set(operand_places(self))))
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Where a lane of t = 0 reads in a row, in bytes from a product's first position."""
+        """Where a lane of t = 0 reads, in bytes from a product's first position."""
         return tuple(sorted({place for entry in self.entries for place in entry}))
 
     @property
     def lane_bytes(self) -> int:
-        """Bytes between reads of neighbouring t."""
         return 4 * self.window.stride
 
     @property
@@ -116,7 +114,7 @@ class Config(Ring):
 
     @property
     def odd(self) -> int:
-        """Elements by which words of two begin before a position: 1 if the first one fetched lies within a word."""
+        """1 if words of two begin an element before a position: the first one fetched lies within a word."""
         return int(self.window.odd and self.itemsize == 2 and self.window.stride == 1)
 
     @property
@@ -153,13 +151,12 @@ def _width_of(window: Window, alike: int, itemsize: int, by_taps: bool, least: i
 
 @lru_cache(maxsize=8192)
 def accesses(window: Window, alike: int, itemsize: int, by_taps: bool, width: int) -> float:
-    """Average accesses of shared memory for a warp's load."""
+    """Shared accesses of a warp's load, on average."""
     begins = range(0, window.phases, -(-window.phases // MOST_BEGINS)) if by_taps else range(1)
     return sum(_accesses_from(begin, window, alike, itemsize, width) for begin in begins) / len(begins)
 
 
 def _accesses_from(begin: int, window: Window, alike: int, itemsize: int, width: int) -> int:
-    """The same for eight rows from ``begin`` on."""
     neighbours, vector = 4 // itemsize, 16 // itemsize
     words = set()
     for m in range(begin, begin + 8):
@@ -171,11 +168,11 @@ def _accesses_from(begin: int, window: Window, alike: int, itemsize: int, width:
 
 
 def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
-    """A pair of byte offsets of A's registers for each tap of a chunk and each half of a product's depth.
+    """Byte offsets of A's registers, a pair for each tap of a chunk and each half of a product's depth.
 
     They count from the product's first position in a pair's row, for registers 0 and 2 (1 and 3: eight rows on) and t =
-    0; other lanes read ``t * lane_bytes`` further on. 32-bit elements have the offset twice. Two 16-bit elements are a
-    word, halves of two adjacent words, or elements ``stride`` apart."""
+    0; other lanes read ``t * lane_bytes`` further on. Two 16-bit elements are a word, halves of adjacent words, or
+    ``stride`` apart; 32-bit elements have the offset twice."""
     neighbours, stride, found = 4 // config.itemsize, config.window.stride, []
     for b in range(config.tap_chunk):
         for half in range(2):

@@ -1,4 +1,4 @@
-"""Figures in one style, drawn from rows alone."""
+"""Figures, from rows alone."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ def draw_all(
     searched: Iterable[Tried] = (),
     timed: Iterable[Timed] = (),
 ) -> list[Path]:
-    """Draw every figure of ``plans`` as SVG and PNG; returns paths of changed files. Raises RowsError where one cannot
-    be written."""
+    """Draw ``plans`` as SVG and PNG; returns paths of changed files. Raises RowsError where one cannot be written."""
     with matplotlib.rc_context(STYLE):
         planned = plans(rows, live, searched, timed)
         drawn = ((name, plan.draw()) for name, plan in progress(planned.items(), "figures", len(planned)))
@@ -63,15 +62,10 @@ def plans(
     searched: Iterable[Tried] = (),
     timed: Iterable[Timed] = (),
 ) -> dict[str, Plan]:
-    """The figures that the rows of the GPU with the most allow, by file name.
+    """Figures that the rows of the GPU with the most allow, by file name.
 
-    * speed against length for each batch; ``live`` rows have hollow markers
-    * the ladder
-    * shares of the roofline for each direction, dtype and precision at full size
-    * errors of all directions
-    * throughput against intensity, forward
-    * predictions for ``searched`` configurations
-    * the decoders that were ``timed``
+    ``live`` rows join the curves over length, with hollow markers. ``searched`` configurations give the figure of
+    predictions, ``timed`` decoders theirs.
     """
     recorded, fresh, searched, timed = list(latest(of_main_gpu(rows)).values()), list(live), list(searched), list(timed)
     planned = _sweeps(recorded, list(latest(fresh).values())) | _at_full_size(recorded)
@@ -83,8 +77,6 @@ def plans(
 
 
 def _sweeps(recorded: list[Row], live: list[Row]) -> dict[str, Plan]:
-    """A figure for each batch, direction and arithmetic, of all layers that have more than one length."""
-
     def key(row):
         fixed = row.workload.partition("@")[2]
         known = fixed.startswith("batch") and chosen.drawn(row)

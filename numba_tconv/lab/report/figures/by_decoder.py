@@ -1,4 +1,4 @@
-"""Whole decoders and the share of their transposed convolutions."""
+"""Whole decoders."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from .style import CUDNN, SMALL, look
 from .words import caption, measured_on, words
 
 COLUMNS = 2
-BAR = 0.38  # height, of a decoder's 1
+BAR = 0.38
 THEIRS, OURS = {"color": CUDNN["color"]}, {"color": look("k6_wgmma")["color"]}
-ROOM = 0.3  # for labels behind the longest bar, in torch's time
-INSIDE = 0.25  # for the convolutions' label, likewise
+ROOM = 0.3  # for labels
+INSIDE = 0.25
 
 
 def decoders(timed: Iterable[Timed]) -> Figure | None:
-    """A pair of bars for each decoder, torch's above ours, in shares of torch's time, filled for the transposed
-    convolutions; a panel for each dtype and input size. None without rows."""
+    """Two bars a decoder, torch's and ours, in shares of torch's time, filled for the transposed convolutions."""
     groups = grouped(timed)
     if not groups:
         return None
@@ -47,14 +46,13 @@ def decoders(timed: Iterable[Timed]) -> Figure | None:
     said = textwrap.fill(finding(everything), 60 * columns)
     figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, fontsize=SMALL, title=said)
     longest = max(1.0, *(row.ms_p50 / row.torch_ms_p50 for row in everything))
-    panels[-1].set_xlim(0, longest + ROOM)  # shared
+    panels[-1].set_xlim(0, longest + ROOM)
     versions = ", ".join(sorted({row.transformers for row in everything}))
     caption(figure, f"whole decoders of transformers {versions}, random weights; {measured_on(everything)}")
     return figure
 
 
 def finding(timed: Iterable[Timed]) -> str:
-    """The share of the transposed convolutions with torch's, and the speed-up of whole decoders."""
     rows = [row for some in grouped(timed) for row in some]
     shares = sorted(row.torch_layers_ms_p50 / row.torch_ms_p50 for row in rows)
     gains = sorted(row.torch_ms_p50 / row.ms_p50 for row in rows)
@@ -81,7 +79,7 @@ def _panel(axes: Axes, rows: list[Timed]) -> None:
 
 
 def _bar(axes: Axes, height: float, unit: float, times: tuple[float, float], side: dict, gains=("", "")) -> None:
-    """A bar at ``height``, filled for the convolutions; ``times`` (convolutions, whole) in ms, ``unit`` drawn as 1."""
+    """``times``: convolutions, whole, in ms; ``unit`` is drawn as 1."""
     layers, whole = (time / unit for time in times)
     box = dict(height=BAR, edgecolor=side["color"], linewidth=0.8)
     axes.barh(height, layers, color=side["color"], **box)

@@ -18,12 +18,11 @@ from .words import caption, measured_on, words
 
 COLUMNS = 2
 NAMES = 25.0  # factor below the slowest mark, for names
-NAME_GAP = 0.07  # between names, as a share of the width
+NAME_GAP = 0.07  # between names, in widths
 
 
 def intensity(rows: list[Row]) -> Figure:
-    """TFLOP/s against FLOPs per byte of minimum traffic, of rungs and cuDNN; a panel for each dtype and precision.
-    ``rows`` are of one direction at full size."""
+    """TFLOP/s against FLOPs per byte of minimum traffic; a panel for each dtype and precision."""
     groups = arithmetics(rows)
     lines = -(-len(groups) // COLUMNS)
     figure = Figure(figsize=(7.5, 0.9 + 3.0 * lines), layout="constrained")
@@ -49,7 +48,6 @@ def intensity(rows: list[Row]) -> Figure:
 
 
 def finding(rows: list[Row]) -> str:
-    """How many layers are bound by memory, and in which dtypes and precisions."""
     said: dict[str, list[str]] = {}
     for some in arithmetics(rows).values():
         per_byte = {row.workload: _per_byte(row) for row in some}

@@ -1,4 +1,4 @@
-"""Speed against length: a panel a layer, a curve a rung."""
+"""Speed against length."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ STEADY = 0.9  # share of the speed-up at long lengths, from which on the title c
 
 
 def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
-    """How many times as fast as torch, against samples of output; a panel for each layer, and the roofline over it.
+    """Times as fast as torch against samples of output; a panel for each layer.
 
-    ``rows`` are of one direction, dtype, precision and batch, and so are ``live`` ones, which have hollow markers.
+    Rows are of one direction, dtype, precision and batch; ``live`` ones have hollow markers.
     """
     rows, live = _on_the_grid(rows), _on_the_grid(live)
     layers = swept_layers([*rows, *live])
@@ -50,7 +50,6 @@ def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
 
 
 def finding(rows: Sequence[Row]) -> str:
-    """The speed-up of each layer's fastest rung, and the samples from which it holds."""
     by_length: dict[int, list[float]] = {}
     best: dict[tuple[str, int], Row] = {}
     for row in rows:
@@ -71,13 +70,13 @@ def finding(rows: Sequence[Row]) -> str:
 
 
 def samples(row: Row) -> int:
-    """The output that the row's length stands for: ``stride`` samples a position, whatever the padding."""
+    """Samples of output, ``stride`` a position, whatever the padding."""
     workload = of_row(row.workload, row.length)
     return row.length * (workload.problem.stride if workload else 1)
 
 
 def _on_the_grid(rows: Sequence[Row]) -> list[Row]:
-    """The rows at powers of two of output, if any."""
+    """Rows at powers of two of output, if any."""
 
     def on_it(row):
         workload = of_row(row.workload, row.length)

@@ -1,4 +1,4 @@
-"""Errors against float64, of every direction and precision."""
+"""Errors by precision."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .chosen import arithmetics, drawn, grouped, taken, workloads
 from .style import CUDNN, SMALL, look, marks
 from .words import caption, measured_on, words
 
-HEADING = 0.8  # height, of a line's 1
+HEADING = 0.8
 
 
 def errors(rows: list[Row]) -> Figure:
-    """Relative errors of ``auto``, else the fastest rung, and of torch; errors of 0 are left out.
+    """Errors of ``auto``, else the fastest rung, and of torch, but for 0.
 
     A mark for each workload, a line for each direction, dtype and precision.
     """
@@ -48,7 +48,6 @@ def errors(rows: list[Row]) -> Figure:
 
 
 def finding(rows: list[Row]) -> str:
-    """How often our error is at most torch's, to within 2%."""
     of_each = grouped([row for row in rows if drawn(row)], lambda row: (row.direction, row.dtype, row.precision))
     best = [taken(some, name) for some in of_each.values() for name in workloads(some)]
     smaller = sum(row.relerr <= 1.02 * row.cudnn_relerr for row in best)

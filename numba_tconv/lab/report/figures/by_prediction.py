@@ -1,4 +1,4 @@
-"""k6's cost model against the search's times."""
+"""k6's cost model against the search."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .style import ROOFLINE, SMALL, label_points, look, marks
 from .words import caption
 
 OTHER = {"color": "0.75", "marker": ".", "linestyle": "none"}
-FAR = 1.35  # choices off by this factor are named
-NEAR = 1.05  # choices within this factor of the fastest count as good
+FAR = 1.35  # choices further off are named
+NEAR = 1.05  # choices this near the fastest are good
 
 
 class Pair(NamedTuple):
-    """A measured configuration, its predicted ms without launch overhead, and whether the rung takes it."""
+    """Predicted ms without launch overhead, and whether the rung takes the configuration."""
 
     measured: Tried
     expected: float
@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
 
 def predicted(tried: Iterable[Tried]) -> Figure | None:
-    """Predicted against measured ms, a panel for each precision; the rung's choices stand out. None without pairs."""
+    """Predicted against measured ms, a panel for each precision. None without pairs."""
     known = pairs(tuple(tried))
     if not known:
         return None
@@ -58,7 +58,6 @@ def predicted(tried: Iterable[Tried]) -> Figure | None:
 
 
 def finding(known: list[Pair]) -> str:
-    """For how many layers in a precision the model takes a configuration that is NEAR the fastest."""
     searches = grouped(known, lambda one: (one.measured.workload, one.measured.precision)).values()
     fastest = [min(one.measured.ms_p50 for one in some) for some in searches]
     chosen = [min((one.measured.ms_p50 for one in some if one.taken), default=None) for some in searches]
@@ -69,7 +68,6 @@ def finding(known: list[Pair]) -> str:
 
 @cache
 def pairs(tried: tuple[Tried, ...]) -> list[Pair]:
-    """Each measured configuration with its prediction; those that are gone are left out."""
     found = []
     for (name, precision), some in grouped(tried, lambda one: (one.workload, one.precision)).items():
         if name in WORKLOADS:

@@ -1,4 +1,4 @@
-"""Each rung's time, on two workloads."""
+"""The ladder's times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .style import CUDNN, ROOFLINE, SMALL, STEP, look
 from .words import caption, layer, measured_on, words
 
 WORKLOADS, PRECISIONS = ("kb64", "hifigan_u3"), ("ieee", "tf32")
-HEADING = 0.9  # height, of a bar's 1
+HEADING = 0.9
 
 
 def shown(row: Row) -> bool:
@@ -24,9 +24,9 @@ def shown(row: Row) -> bool:
 
 
 def ladder(rows: list[Row]) -> Figure:
-    """Bars of every rung's time on a logarithmic axis, a panel for each workload and a group for each precision.
+    """Every rung's time, a panel for each workload, a group for each precision.
 
-    Lines mark each group's roofline and cuDNN. ``rows`` are of one direction and dtype, and have a roofline.
+    ``rows`` are of one direction and dtype, and have a roofline.
     """
     names, groups = workloads(rows), arithmetics(rows)
     bars = [(key, rungs(groups[key])) for key in groups]

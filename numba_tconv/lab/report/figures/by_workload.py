@@ -1,4 +1,4 @@
-"""Shares of the roofline, by workload."""
+"""Shares of the roofline."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .chosen import drawn, marked, rungs, taken, workloads
 from .style import CONV1D, CUDNN, SMALL, TINY, look, marks
 from .words import caption, measured_on, words
 
-LINE = 0.19  # inches a workload
+LINE = 0.19  # inches
 
 
 def shares(rows: list[Row]) -> Figure:
     """Shares of the roofline that rungs, cuDNN and conv1d reach, a line for each workload.
 
-    Families are together. A bar joins torch's best and ours; the factor between them stands at the right edge."""
+    A bar joins torch's best and ours; the factor between them stands at the right."""
     rows = [row for row in rows if row.roofline is not None and drawn(row)]
     names = by_family(rows)
     figure = Figure(figsize=(7.5, 1.3 + LINE * len(names)), layout="constrained")

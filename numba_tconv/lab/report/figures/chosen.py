@@ -1,4 +1,4 @@
-"""The rows that a figure shows, and their order."""
+"""Rows that a figure shows, and their order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ Of = TypeVar("Of")
 
 
 def drawn(row: Row) -> bool:
-    """Whether the row can have a mark: every rung, and ``auto``."""
     return row.rung != "cudnn"
 
 
@@ -29,7 +28,7 @@ def at_full_size(row: Row) -> bool:
 
 
 def marked(rows: Iterable[Row]) -> list[Row]:
-    """The rows that get a mark: those of rungs, and of ``auto`` where no rung of the same measurement is as fast."""
+    """Rows of rungs, and of ``auto`` where no rung of the same measurement is as fast."""
     rows = [row for row in rows if drawn(row)]
     fastest_rung: dict[tuple, float] = {}
     for row in rows:
@@ -39,7 +38,7 @@ def marked(rows: Iterable[Row]) -> list[Row]:
 
 
 def visible(rows: list[Row]) -> list[str]:
-    """The rungs that have a curve: ``auto`` too, last, where at half of its lengths no rung is as fast."""
+    """Rungs with a curve: ``auto``, last, where at half of its lengths no rung is as fast."""
     alone, of_auto = ([row for row in some if row.rung == AUTO] for some in (marked(rows), rows))
     return [rung for rung in rungs(rows) if rung != AUTO or 2 * len(alone) >= len(of_auto)]
 
@@ -79,7 +78,6 @@ def fastest(rows: Iterable[Row]) -> Row:
 
 
 def grouped(rows: Iterable[Of], key: Callable[[Of], tuple | None]) -> dict[tuple, list[Of]]:
-    """The rows by key; those with None are left out."""
     groups: dict[tuple, list[Of]] = {}
     for row in rows:
         if (group := key(row)) is not None:

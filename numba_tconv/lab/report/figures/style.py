@@ -1,4 +1,4 @@
-"""The figures' style, legible in grey and for the colour-blind, and labels beside points."""
+"""Style, legible in grey and for the colour-blind."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ STYLE = {
     "svg.hashsalt": "numba_tconv",  # same rows, same file
 }
 
-# From light to dark, so the order shows in grey; markers and dashes differ too.
+# From light to dark, to show in grey.
 LADDER = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#35208e", "#20104f")
 MARKERS = "osDv^P"
-STEP = r"k(\d+)_"  # start of a ladder rung's name
+STEP = r"k(\d+)_"
 PLACES = {name: place for of in OF_GRADIENTS for place, name in enumerate(rungs_of(of))}
 KNOWN = {name for of in DIRECTIONS if of != WHOLE_STEP for name in rungs_of(of)}
 _new: dict[str, int] = {}
@@ -33,7 +33,7 @@ CUDNN = {"color": "#D55E00", "linestyle": "--", "marker": "x"}
 CONV1D = {"color": "#8f5a83", "linestyle": ":", "marker": "+"}
 TORCH = {"color": "#D55E00", "linestyle": "--", "marker": ""}
 AUTO = {"color": "#b8860b", "linestyle": "-", "marker": "*", "markeredgecolor": "0.2"}
-# Rungs that are on no list yet, in the order in which they are drawn.
+# For rungs on no list yet.
 NEW = (("#CC3311", "X"), ("#117733", "p"), ("#AA3377", "<"), ("#6b6b00", ">"))
 ROOFLINE = {"color": "black", "linestyle": "-", "linewidth": 2.0}
 SMALL, TINY = 8, 7  # points: labels, captions
@@ -41,7 +41,7 @@ GAP = 11  # points between baselines
 
 
 def look(rung: str) -> dict:
-    """A rung's line style, by the number in its name or its place in its gradient; a new rung has one of NEW."""
+    """A rung's line style, by the number in its name or its place in its gradient, else one of NEW."""
     if rung == "auto":
         return AUTO
     if rung in BESIDE:
@@ -61,7 +61,7 @@ def marks(of: dict) -> dict:
 
 
 def label_points(axes: Axes, labels: list[tuple[tuple[float, float], str]]) -> None:
-    """Write each label to the right of its point, moved up off the one below."""
+    """Write each label to the right of its point, above the one below."""
     axes.figure.draw_without_rendering()  # fixes places
     points = 72 / axes.figure.dpi
     below = None

@@ -1,4 +1,4 @@
-"""Labels, captions and file names of figures."""
+"""Labels, captions and file names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numba_tconv.selection.directions import FORWARD
 
 from .style import TINY
 
-LETTERS = 17  # a caption's, per inch
+LETTERS = 17  # an inch
 
 
 def arithmetic(dtype: str, precision: str) -> str:
@@ -37,13 +37,11 @@ def layer(workload: str) -> str:
 
 
 def held(row: Row) -> str:
-    """What a sweep's lengths share: "batch 16", or the batch times the length."""
     fixed = row.workload.partition("@")[2]
     return f"batch {fixed.removeprefix('batch')}" if fixed.startswith("batch") else "batch x length fixed"
 
 
 def measured_on(rows: list[Row], live: Iterable[Row] = ()) -> str:
-    """GPU, versions and date of the newest row, recorded and live."""
     parts = []
     for label, some in (("", rows), ("live: ", list(live))):
         if some:
@@ -55,7 +53,6 @@ def measured_on(rows: list[Row], live: Iterable[Row] = ()) -> str:
 
 
 def _frozen(rows: Iterable[Row | Timed]) -> str:
-    """The rungs or decoders timed with weights packed before; empty without any."""
     names = sorted({row.rung if isinstance(row, Row) else row.decoder for row in rows if row.weights == FROZEN})
     return f"; weights packed before the call: {', '.join(names)}" if names else ""
 
