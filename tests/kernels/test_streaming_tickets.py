@@ -2,6 +2,8 @@
 
 import contextlib
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -46,3 +48,14 @@ def test_counters_that_a_launch_may_still_use_are_kept(made):
     assert len(many) == tickets.LEAST + 1
     assert tickets.take(1, 0) is many
     assert tickets._outgrown == [few]
+
+
+def test_threads_that_share_a_stream_share_its_first_counters(made, monkeypatch):
+    """Counters in no list would be freed while a launch uses them."""
+    both, lasting = threading.Barrier(2), tickets._lasting
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: (both.wait(), 7)[1])
+    monkeypatch.setattr(tickets, "_lasting", lambda *sizes: time.sleep(0.1) or lasting(*sizes))
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(tickets.take, [1, 1], [0, 0])
+    assert first is second
+    assert [count for count, _ in made] == [tickets.MOST, tickets.LEAST]

@@ -37,9 +37,11 @@ def take(count: int, index: int) -> torch.Tensor:
         with _lock:
             if index not in _of_graphs:
                 _of_graphs[index] = [_lasting(MOST, index), 0]
-            if known is not None:
-                _outgrown.append(known)
-            known = _of_stream[key] = _lasting(max(count, LEAST), index)
+            known = _of_stream.get(key)  # another thread's, meanwhile
+            if known is None or len(known) < count:
+                if known is not None:
+                    _outgrown.append(known)
+                known = _of_stream[key] = _lasting(max(count, LEAST), index)
     return known
 
 
