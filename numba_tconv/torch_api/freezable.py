@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
 
 class Freezable:
     _frozen = None  # a FrozenLayer or FrozenActivation while frozen
@@ -33,3 +38,9 @@ class Freezable:
     def _load_from_state_dict(self, *args, **kwargs):
         self._unfreeze()
         return super()._load_from_state_dict(*args, **kwargs)
+
+
+def computing_hooks(layer: nn.Module) -> list:
+    """torch's hooks that compute a tensor of ``layer`` before each call, in order."""
+    known = (WeightNorm, SpectralNorm, BasePruningMethod)
+    return [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, known)]

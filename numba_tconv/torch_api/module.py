@@ -8,7 +8,7 @@ from torch import nn
 from numba_tconv.formula.padding import ends_of
 
 from . import streaming
-from .freezable import Freezable
+from .freezable import Freezable, computing_hooks
 from .functional import conv_transpose1d, require_known
 from .sizes import checked_padding, is_own_padding
 
@@ -76,18 +76,26 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
     def initial_state(self, batch_size: int) -> torch.Tensor:
         """The state of new streams: zeros (batch_size, C_in, F)."""
         self._require_zeros()
-        return streaming.initial_state(batch_size, self.weight, self.stride, self.dilation)
+        weight = self.weight
+        like = next(self.parameters(), weight)  # a weight that a hook computes moves at the next call
+        return streaming.initial_state(
+            batch_size, weight, self.stride, self.dilation, dtype=like.dtype, device=like.device
+        )
 
     def step(self, x: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """The next outputs of N streams, (N, C_out, T*stride), from T new frames ``x`` (N, C_in, T).
 
         ``state`` (N, C_in, F) is updated in place. ``mask`` (N,) bool: False slots keep their state and output zeros.
         ``streaming.step`` states the errors. The layer's padding and output_padding are ignored; ``streaming`` shows
-        how to apply left padding.
+        how to apply left padding. Hooks do not run, except torch's own that compute the weight.
         """
         self._require_zeros()
         frozen = self._frozen
-        weight, bias = (frozen and frozen.operands(self)) or (self.weight, self.bias)
+        kept = frozen and frozen.operands(self)
+        if not kept:
+            for hook in computing_hooks(self):  # which run before ``forward`` alone
+                hook(self, ())
+        weight, bias = kept or (self.weight, self.bias)
         return streaming.step(
             x, state, weight, bias, self.stride, self.groups, self.dilation, mask, precision=self.precision
         )

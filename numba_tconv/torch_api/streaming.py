@@ -24,6 +24,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import torch
+from torch.autograd import forward_ad
 
 from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
@@ -59,6 +60,8 @@ def initial_state(
     """
     stride, _, dilation = _step_integers(stride, 1, dilation)
     batch_size = integer("batch_size", batch_size)
+    if not isinstance(weight, torch.Tensor):
+        raise TypeError(f"weight must be a Tensor, not {type(weight).__name__}")
     if weight.dim() != 3:
         raise RuntimeError(f"weight must be (C_in, C_out/groups, K), got shape {tuple(weight.shape)}")
     if batch_size < 0:
@@ -108,7 +111,7 @@ def step(
     Raises:
         TypeError: an argument has a wrong type.
         RuntimeError: a shape, dtype, device or layout is wrong, state shares memory with another argument, a gradient
-            is wanted, or torch.autocast would cast x. The state is unchanged.
+            or a tangent is wanted, or torch.autocast would cast x. The state is unchanged.
         ValueError: the dtype does not have ``precision``.
     """
     for name, tensor in (("x", x), ("state", state), ("weight", weight), ("bias", bias), ("mask", mask)):
@@ -118,6 +121,10 @@ def step(
         for name, tensor in (("x", x), ("state", state), ("weight", weight), ("bias", bias)):
             if tensor is not None and tensor.requires_grad:
                 raise RuntimeError(f"a step has no gradient, but {name} requires one: call it under torch.no_grad()")
+    if forward_ad._current_level >= 0:
+        for name, tensor in (("x", x), ("state", state), ("weight", weight), ("bias", bias)):
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise RuntimeError(f"a step has no derivative in forward mode, but {name} has a tangent")
     if autocasts(x):
         raise RuntimeError(
             "a step does not follow torch.autocast, which would change the dtype of x but not of the state: "

@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.nn.utils import spectral_norm, weight_norm
 
 import numba_tconv
 import reference.streaming
@@ -78,6 +80,21 @@ def test_a_layer_with_left_padding_is_the_same_stream(reason):
     whole = layer(x)
     common = min(whole.shape[2], outputs.shape[2])
     torch.testing.assert_close(outputs[:, :, :common], whole[:, :, :common])
+
+
+@pytest.mark.parametrize("norm", [weight_norm, spectral_norm], ids=["weight_norm", "spectral_norm"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_weight_that_a_hook_computes_is_computed_for_a_step(norm, frozen):
+    """The older norms compute it before a call of the layer, and a step is none."""
+    layer, other = (norm(layer_of(LAYERS[USUAL]).train()).eval().requires_grad_(False) for _ in range(2))
+    layer.load_state_dict(other.state_dict())
+    layer, other = layer.double(), other.double()
+    if frozen:
+        numba_tconv.freeze(layer)
+    x, state = torch.randn(2, 4, 3, dtype=torch.float64), layer.initial_state(2)
+    assert state.dtype == torch.float64
+    y = layer.step(x, state)
+    torch.testing.assert_close(y, other(x)[:, :, :6])
 
 
 def test_a_layer_refuses_padding_by_anything_but_zeros():
@@ -188,6 +205,24 @@ def test_a_state_that_shares_memory_is_refused(shared):
     streaming.step(**arguments)
 
 
+@pytest.mark.parametrize("name", ["x", "state", "weight", "bias"])
+def test_a_tangent_is_refused(name):
+    arguments = bad()
+    before = arguments["state"].clone()
+
+    def step(one):
+        return streaming.step(**arguments | {name: one})
+
+    with pytest.raises(RuntimeError, match=f"{name} has a tangent"):
+        torch.func.jvp(step, (arguments[name],), (torch.ones_like(arguments[name]),))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(arguments[name], torch.ones_like(arguments[name]))
+        with pytest.raises(RuntimeError, match=f"{name} has a tangent"):
+            step(dual)
+        assert torch.equal(arguments["state"], before)
+        step(arguments[name])  # no tangent is no error
+
+
 def test_autocast_is_refused():
     arguments = bad()
     before = arguments["state"].clone()
@@ -209,6 +244,11 @@ def test_a_gradient_is_no_error_without_grad_mode():
 def test_a_bad_batch_size(batch_size, error, message):
     with pytest.raises(error, match=message):
         streaming.initial_state(batch_size, torch.ones(4, 2, 4))
+
+
+def test_a_weight_that_is_none():
+    with pytest.raises(TypeError, match="weight must be a Tensor, not list"):
+        streaming.initial_state(2, [1.0])
 
 
 def test_random_streams():
