@@ -259,6 +259,21 @@ def test_a_replaced_parameter_is_used():
     assert torch.equal(called(layer), layer.bias.detach()[:, None].expand_as(called(layer)))
 
 
+@pytest.mark.parametrize("change", ["another", "a second", "replaced"])
+def test_a_changed_parametrization_is_used(change):
+    layer = rescaled_bias()
+    freeze(layer)
+    called(layer)
+    if change == "another":
+        nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh())
+    elif change == "a second":
+        nn.utils.parametrize.register_parametrization(layer, "bias", nn.Softplus())
+    else:
+        layer.parametrizations.bias[0] = nn.Softplus()
+    expected = torch.conv_transpose1d(X, layer.weight, layer.bias, layer.stride, layer.padding)
+    torch.testing.assert_close(called(layer), expected.detach())
+
+
 def test_functional_call_takes_the_parameters_that_it_is_given():
     layer = old_weight_norm()
     freeze(layer)
