@@ -121,6 +121,12 @@ def by_fx(module):
     return torch.fx.GraphModule(module, Tracer().trace(module))
 
 
+class Masked(Activation1d):
+    def forward(self, x, mask=None):
+        y = super().forward(x)
+        return y if mask is None else y * mask
+
+
 class Reading(Snake):
     """Its exponent is not what was thought of: alpha twice."""
 
@@ -133,6 +139,8 @@ LEFT = {
     "another padding": (lambda: ZeroPadded(Snake(C)), "it computes something else"),
     "another function in training": (lambda: OnlyInEval(Snake(C)).eval(), "it computes something else"),
     "an unused beta": (other_act(Reading(C)), "it computes something else"),
+    "another argument": (lambda: Masked(Snake(C)), "its forward takes x, mask, where this package's takes x"),
+    "one alpha for all channels": (lambda: Activation1d(Snake(1)), "its alpha is one number, for any number of"),
     "another slope": (other_act(nn.LeakyReLU(0.1)), "it computes something else"),
     "an unknown activation": (other_act(nn.Tanh()), "its activation Tanh is not known"),
     "a filter of 40 taps": (lambda: Activation1d(Snake(C), 2, 2, 40), "up_filter must have from 2 to 32 taps, got 40"),
@@ -179,6 +187,18 @@ def test_what_is_left_is_left_with_the_reason(what):
     assert type(module) is cls
     assert dict(vars(module)) == attributes
     assert [id(one) for one in module.parameters()] == tensors
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_filters_are_cast_as_transformers_xcodec2_casts_them(frozen):
+    """Its filters stay float32 in a model that is loaded in bfloat16."""
+    module = Activation1d(Snake(C)).bfloat16().eval()
+    expected = called(module, X.bfloat16())
+    for one in (module.upsample, module.downsample.lowpass):
+        one.filter = one.filter.float()
+    report = convert(module, freeze=frozen)
+    assert report.activations == 1
+    assert torch.equal(called(module, X.bfloat16()), expected)
 
 
 def test_a_scripted_activation_is_left():
@@ -306,6 +326,19 @@ def test_a_write_to_a_frozen_one_is_not_seen_and_a_new_parameter_is():
     assert torch.equal(called(module), before)
     module.act.alpha = nn.Parameter(module.act.alpha.detach().clone())
     assert not torch.equal(called(module), before)
+
+
+def test_a_part_that_a_frozen_one_gets_is_used():
+    module = frozen_one()
+    freeze(module)
+    called(module)
+    module.act = Snake(C, beta=False)
+    expected = called(Activation1d(module.act))
+    torch.testing.assert_close(called(module), expected)
+    freeze(module)
+    called(module)
+    module.act.beta = nn.Parameter(torch.zeros(C))
+    torch.testing.assert_close(called(module), called(Activation1d(module.act)))
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one)), copy.copy])

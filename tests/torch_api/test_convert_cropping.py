@@ -146,6 +146,12 @@ class Scaled(MIMI):
         return 2 * super().forward(x)
 
 
+class Cached(MIMI):
+    def forward(self, x, cache=None):
+        y = super().forward(x)
+        return y if cache is None else y + cache
+
+
 class OfOwnForward(nn.ConvTranspose1d):
     def forward(self, x):
         return super().forward(x).tanh()
@@ -177,6 +183,7 @@ LEFT = {
     "a backward hook": (lambda: hooked("register_full_backward_hook"), "its layer has a hook"),
     "a backward pre-hook": (lambda: hooked("register_full_backward_pre_hook"), "its layer has a hook"),
     "a subclass": (lambda: Scaled(config(), 6, 4, 8, 4), "it computes something else"),
+    "another argument": (lambda: Cached(config(), 6, 4, 8, 4), "its forward takes x, cache"),
     "a layer of a subclass": (
         lambda: changed(MIMI(config(), 6, 4, 8, 4), conv=OfOwnForward(6, 4, 8, 4)),
         "its layer is not a plain one",

@@ -56,6 +56,7 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
     * Alias-free activations (``Activation1d`` of NVIDIA and alias-free-torch, transformers'): modules with children
       ``act``, ``upsample`` and ``downsample`` whose float64 copies on the CPU compute what ``alias_free_activation``
       does, to 1e-10 of the largest output. NVIDIA's kernel (``fused``) is replaced too.
+      Another class of ``act`` and hooks of the children go unseen later.
     * Modules that crop a layer's output (transformers' ``EncodecConvTranspose1d``, ``MimiConvTranspose1d`` and
       ``PocketTTSAudioTokenizerConvTranspose1d``, encodec's ``SConvTranspose1d``, audiocraft's
       ``StreamableConvTranspose1d``): the crops become the layer's ``padding``, so cropped outputs are not computed, if

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from numba_tconv.torch_api.alias_free import SNAKE, AliasFreeActivation, Form, computed, tensors_of
 
-from .counterparts import HOOKS, MOST_ERROR, counterpart, one_thread, relative_error
+from .counterparts import HOOKS, MOST_ERROR, counterpart, one_thread, other_arguments, relative_error
 
 PARTS = {"", "act", "upsample", "downsample"}  # submodules; NVIDIA's also has downsample.lowpass
 OTHERS = {
@@ -35,9 +35,9 @@ def is_one(module: nn.Module) -> bool:
 
 def obstacle(module: nn.Module) -> str | None:
     """Change the class of ``module``, or return the reason why not."""
-    if reason := _unusual(module):
-        return reason
     try:
+        if reason := _unusual(module):
+            return reason
         form, reason = _form(module)
     except Exception as error:  # from unknown code
         return f"it could not be compared with this package's: {type(error).__name__}: {error}".rstrip(": ")
@@ -56,6 +56,8 @@ def _unusual(module: nn.Module) -> str | None:
         return "it is scripted"
     if isinstance(module, torch.fx.GraphModule):
         return "it is a torch.fx.GraphModule, which computes its graph"
+    if reason := other_arguments(module):
+        return reason
     names = {name for name, _ in module.named_modules()} - {"downsample.lowpass"}
     if names != PARTS:
         return f"it has a submodule of its own, {min(names - PARTS)!r}"
@@ -73,6 +75,8 @@ def _form(module: nn.Module) -> tuple[Form | None, str]:
     """The form that gives the same numbers, or None and the reason."""
     alpha = tensors_of(module)[0]
     activation = SNAKE if alpha is not None else OTHERS.get(type(module.act))
+    if alpha is not None and alpha.numel() == 1:
+        return None, "its alpha is one number, for any number of channels"
     if activation is None:
         return None, f"its activation {type(module.act).__qualname__} is not known"
     up, down = (_ratio(one) for one in (module.upsample, module.downsample))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from functools import cache
 
 import torch
@@ -16,6 +17,14 @@ def counterpart(base: type, cls: type) -> type:
     """A subclass of ``cls``, with its name and the ``forward`` of ``base``."""
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__reduce_ex__": _reduce}
     return type(cls.__name__, (base, cls), names)
+
+
+def other_arguments(module: torch.nn.Module) -> str | None:
+    """Why the ``forward`` of ``module`` is no function of one tensor; None if it is."""
+    _, *names = inspect.signature(type(module).forward).parameters
+    if len(names) != 1:
+        return f"its forward takes {', '.join(names) or 'nothing'}, where this package's takes x"
+    return None
 
 
 def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:

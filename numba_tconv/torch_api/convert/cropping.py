@@ -10,7 +10,7 @@ from torch import nn
 
 from numba_tconv.torch_api.module import ConvTranspose1d
 
-from .counterparts import HOOKS, MOST_ERROR, counterpart, relative_error
+from .counterparts import HOOKS, MOST_ERROR, counterpart, other_arguments, relative_error
 
 NAMES = {
     "EncodecConvTranspose1d",
@@ -65,6 +65,8 @@ def obstacle(module: nn.Module, owners: Counter) -> str | None:
 def _unusual(module: nn.Module, owners: Counter) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
         return "it is scripted"
+    if reason := other_arguments(module):
+        return reason
     children = set(module._modules)
     if children not in ({"conv"}, {"convtr"}):
         return f"it has the submodules {', '.join(sorted(children))}"
