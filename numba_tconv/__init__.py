@@ -2,7 +2,7 @@
 
 * ``conv_transpose1d``, ``ConvTranspose1d``: torch's function and layer
 * ``alias_free_activation``, ``AliasFreeActivation``: BigVGAN's activation
-* ``convert``, ``routed``: the same in finished models
+* ``convert``, ``routed``: let existing models use them
 * ``streaming``: a causal layer step by step
 * ``warm``, ``freeze``: compile ahead; pack weights once
 * ``explain``, ``rungs``: how a problem is computed; the kernels

@@ -1,4 +1,7 @@
-"""Required packages that are missing or unsuitable, by Python's own modules: an import has failed."""
+"""Names required packages that are missing or unsuitable.
+
+It runs when an import has failed, so it first imports only Python's own modules.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 
 OWN = "numba-tconv"
 PROJECT = Path(__file__).parent.parent / "pyproject.toml"  # exists in a checkout
-THEIRS = ("numba-cuda", "numba", "torch")  # checked too
+THEIRS = ("numba-cuda", "numba", "torch")  # their requirements are checked too
 
 
 def version(package: str) -> str | None:
@@ -21,7 +24,7 @@ def version(package: str) -> str | None:
 
 
 def misfits() -> list[str]:
-    """A line for each such package, with the command that mends it."""
+    """A line for each missing or unsuitable package, with the command that mends it."""
     lines = []
     for owner, requirement in stated():
         name = re.match(r"[\w.-]+", requirement)[0]
@@ -43,7 +46,7 @@ def stated() -> Iterator[tuple[str, str]]:
 
 
 def requirements_of(package: str) -> list[str]:
-    """Requirements with conditions."""
+    """Requirements with their conditions; none if the package is not installed."""
     if package == OWN and PROJECT.exists():
         return tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
     try:

@@ -1,6 +1,6 @@
 """The alias-free activation as its definition states it: up-sample, activate, down-sample.
 
-Arrays are numpy's or nested sequences, sums float64, arguments unchecked. For small problems only.
+Arrays are numpy's or nested sequences. Sums are float64 and arguments are not checked: for small problems only.
 """
 
 import math
@@ -13,8 +13,8 @@ def alias_free_activation(
 ):
     """The output (N, C, L_out) of x (N, C, L), filters (K,), and alpha and beta (C,) or None.
 
-    ``beta`` None: alpha. ``log_scale``: both are logarithms. ``activation``: "snake", "silu", "leaky_relu", "elu",
-    "gelu" or "identity".
+    Without ``beta``, alpha takes its place. With ``log_scale`` both are given as logarithms. ``activation``: "snake",
+    "silu", "leaky_relu", "elu", "gelu" or "identity".
     """
     rows = []
     for sample in np.asarray(x, dtype=np.float64):
@@ -30,7 +30,7 @@ def alias_free_activation(
 
 
 def upsampled(row, taps, ratio):
-    """``ratio * L`` samples of a row of L."""
+    """A row of L samples, up-sampled and filtered to ``ratio * L``."""
     pad, taps = len(taps) // ratio - 1, [float(tap) for tap in taps]
     padded = _repeated(row, pad, pad)
     full = [0.0] * ((len(padded) - 1) * ratio + len(taps))

@@ -1,7 +1,7 @@
-"""Keras' and JAX's "valid", "same" and "causal", by their documentation and code.
+"""What Keras and JAX compute with "valid", "same" and "causal" padding, by their documentation and code.
 
-Their "valid" has ``stride - len(w)`` more outputs than torch where positive. ``x`` and ``w`` are one channel's, without
-dilation.
+Where ``stride`` exceeds ``len(w)``, their "valid" has ``stride - len(w)`` more outputs than torch. ``x`` and ``w`` have
+one channel; there is no dilation.
 """
 
 import numpy as np

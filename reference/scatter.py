@@ -4,8 +4,8 @@ Every input sample times every tap is added where it lands; what lies outside th
 
     y[n, co, i*stride - padding + k*dilation] += x[n, ci, i] * w[ci, co, k]
 
-``padding = (left, right)``: ``left`` counts here, ``right`` in L_out. Arrays are numpy's or nested sequences, sums
-float64, arguments torch's, unchecked. For small problems only.
+With ``padding = (left, right)``, ``left`` stands in this formula and ``right`` shortens L_out. Arrays are numpy's or
+nested sequences, sums are float64. Arguments are torch's, unchecked. For small problems only.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ def conv_transpose1d(x, w, bias=None, stride=1, padding=0, output_padding=0, gro
 
 
 def grad_input(grad_output, w, length, stride=1, padding=0, groups=1, dilation=1):
-    """The gradient for x, (N, C_in, length), from y's, (N, C_out, L_out); N may be absent.
+    """The gradient (N, C_in, length) for x, from y's gradient (N, C_out, L_out) and w; N may be absent.
 
     With stride above one, L_out does not determine ``length``.
     """
@@ -47,7 +47,7 @@ def grad_input(grad_output, w, length, stride=1, padding=0, groups=1, dilation=1
 
 
 def grad_weight(grad_output, x, kernel_size, stride=1, padding=0, groups=1, dilation=1):
-    """The gradient for w, (C_in, C_out/groups, kernel_size)."""
+    """The gradient (C_in, C_out/groups, kernel_size) for w, from y's gradient and x."""
     grad_output, x = _float64(grad_output), _float64(x)
     if x.ndim == 2:
         return grad_weight(grad_output[None], x[None], kernel_size, stride, padding, groups, dilation)
@@ -60,7 +60,7 @@ def grad_weight(grad_output, x, kernel_size, stride=1, padding=0, groups=1, dila
 
 
 def grad_bias(grad_output):
-    """The gradient for bias, (C_out,)."""
+    """The gradient (C_out,) for the bias, from y's gradient."""
     grad_output = _float64(grad_output)
     if grad_output.ndim == 2:
         return grad_bias(grad_output[None])
@@ -75,7 +75,7 @@ def grad_bias(grad_output):
 
 
 def _products(x_shape, w_shape, out_length, stride, padding, groups, dilation):
-    """Every (n, ci, i, c, k, co, o) with x[n, ci, i] * w[ci, c, k] in y[n, co, o]; c: co in its group."""
+    """Every (n, ci, i, c, k, co, o) with x[n, ci, i] * w[ci, c, k] in y[n, co, o]; c is co's number in its group."""
     samples, in_channels, length = x_shape
     _, channels_per_group, kernel_size = w_shape
     left = padding[0] if isinstance(padding, tuple) else padding

@@ -6,14 +6,14 @@ from .scatter import conv_transpose1d
 
 
 def kept_frames(kernel_size, stride, dilation=1):
-    """F: earlier input frames that an output reads."""
+    """F, the number of earlier input frames that an output reads."""
     return max(0, -(-(dilation * (kernel_size - 1) + 1 - stride) // stride))
 
 
 def causal(x, w, bias=None, stride=1, groups=1, dilation=1):
     """The first L*stride outputs for x (N, C_in, L)."""
     wanted = x.shape[2] * stride
-    # One more frame gives as many outputs.
+    # With one more frame there are at least as many outputs as wanted.
     longer = np.concatenate([x, np.zeros((*x.shape[:2], 1), x.dtype)], axis=2)
     return conv_transpose1d(longer, w, bias, stride, groups=groups, dilation=dilation)[:, :, :wanted]
 

@@ -39,7 +39,7 @@ class AliasFree(NamedTuple):
 
     @property
     def down_shift(self) -> int:
-        """Times that v's first sample is repeated; its last: ``down_taps // 2``."""
+        """Times that v's first sample is repeated; its last one is repeated ``down_taps // 2`` times."""
         return (self.down_taps - 1) // 2
 
     @property
@@ -74,7 +74,7 @@ class AliasFree(NamedTuple):
 
 
 def alias_free(shape, up_taps: int, down_taps: int, up_ratio: int, down_ratio: int) -> AliasFree:
-    """The sizes for x of ``shape`` (N, C, L). Raises RuntimeError, naming the argument."""
+    """The sizes for x of ``shape`` (N, C, L). Raises RuntimeError, which names the wrong argument."""
     if len(shape) != 3:
         raise RuntimeError(f"x must be (N, C, L), got shape {tuple(shape)}")
     for name, ratio in (("up_ratio", up_ratio), ("down_ratio", down_ratio)):

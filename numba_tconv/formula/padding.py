@@ -8,7 +8,7 @@ WORDS = ("valid", "same", "causal")
 
 
 class Parts(NamedTuple):
-    """A Problem's ``padding`` and ``output_padding``, and the outputs around its own, bias alone."""
+    """A Problem's paddings, and the numbers of outputs ``before`` and ``after`` its own, which are the bias alone."""
 
     before: int
     padding: int
@@ -26,7 +26,7 @@ class Cover(NamedTuple):
 
 
 def ends_of(padding: int | str | tuple[int, int], kernel_size: int, stride: int, dilation: int) -> tuple[int, int]:
-    """The outputs cropped left and right; negative where added."""
+    """The numbers of outputs cropped left and right; negative where outputs are added."""
     if isinstance(padding, int):
         return padding, padding
     if not isinstance(padding, str):
@@ -39,7 +39,7 @@ def ends_of(padding: int | str | tuple[int, int], kernel_size: int, stride: int,
 def parts_of(
     padding: int | str | tuple[int, int], kernel_size: int, stride: int, output_padding: int, dilation: int
 ) -> Parts:
-    """``output_padding`` is torch's: smaller than stride or dilation."""
+    """Translate for a Problem; ``output_padding`` is torch's, smaller than stride or dilation."""
     left, right = ends_of(padding, kernel_size, stride, dilation)
     after = max(output_padding - right - max(stride, dilation) + 1, 0)
     inside = max(left, 0)
@@ -47,6 +47,7 @@ def parts_of(
 
 
 def cover_of(padding: int, output_padding: int, stride: int, dilation: int) -> Cover:
+    """Translate a Problem's paddings for torch."""
     if 0 <= output_padding < max(stride, dilation):
         return Cover(padding, output_padding, 0, 0)
     right = padding - output_padding

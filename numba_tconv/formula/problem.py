@@ -22,8 +22,8 @@ class Problem:
     ``padding`` outputs are cropped left, ``padding - output_padding`` right. ``output_padding`` may be negative, or
     larger than torch's (formula/padding.py).
 
-    Raises RuntimeError for other values that torch refuses, and if ``max(stride, dilation)`` or more outputs lie beyond
-    the last tap's last.
+    Raises RuntimeError for other values that torch refuses, and unless ``output_padding - padding`` is less than
+    ``max(stride, dilation)``.
 
         >>> Problem(batch=1, in_channels=8, out_channels=4, kernel_size=6, length=10, stride=2).out_length
         24
@@ -81,12 +81,12 @@ class Problem:
 
     @cached_property
     def _hash(self) -> int:
-        """Kept: every call looks problems up."""
+        """Kept, because every call looks its problem up."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
     def layer(self) -> Problem:
-        """The same layer, one sample of minimal length, no bias."""
+        """The same layer with one sample of minimal length and no bias."""
         cropped = min(self.output_padding, 0)
         return replace(self, batch=1, length=2 * self.padding - cropped + 1, output_padding=cropped, bias=False)
 
@@ -113,7 +113,7 @@ class Problem:
 
     @property
     def last_sample(self) -> int:
-        """Bounds all ``i*stride + k*dilation`` and ``o + padding``."""
+        """An upper bound of all ``i*stride + k*dilation`` and ``o + padding``."""
         return self.out_length + 2 * self.padding - min(self.output_padding, 0)
 
     @property
@@ -151,7 +151,7 @@ class Problem:
         return elements * itemsize
 
     def floor_ms(self, itemsize: int, peak: str, bandwidth: float = COPY_BANDWIDTH) -> float:
-        """Roofline in ms; ``bandwidth`` in bytes/s, ``peak`` of PEAK_FLOPS."""
+        """The roofline's time in ms; ``bandwidth`` in bytes/s, ``peak`` a key of PEAK_FLOPS."""
         return 1e3 * max(self.min_bytes(itemsize) / bandwidth, self.flops / PEAK_FLOPS[peak])
 
     def __str__(self) -> str:

@@ -3,8 +3,8 @@
 Input position ``i`` and tap ``k`` meet at ``u = i*stride + k*dilation``; the output index is ``o = u - padding``.
 
 * **Phases** (gather). Output ``u`` has phase ``u mod stride``; tap ``k`` has phase ``k*dilation mod stride`` and
-  shift ``k*dilation div stride``. It reaches its phase's outputs and reads ``x[u div stride - shift]``. A phase's
-  taps are an arithmetic progression.
+  shift ``k*dilation div stride``. It reaches the outputs ``u`` of its phase, which read ``x[u div stride - shift]``
+  for it. A phase's taps are an arithmetic progression.
 * **Rows** (matrix product). With ``gap = gcd(stride, dilation)``, row ``a = k mod rows`` of ``rows = stride/gap``
   has the taps ``k = a + b*rows``. Tap ``b`` reads ``x[i - b*step]`` with ``step = dilation/gap``; column ``i`` lands
   at ``u = i*stride + a*dilation``. The next ``gap - 1`` outputs are bias alone, so every ``u`` is written once.
@@ -37,7 +37,7 @@ class Taps:
 
     @cached_property
     def rows(self) -> int:
-        """Rows: the most phases with taps."""
+        """Rows of taps, as many as phases that can have taps."""
         return self.stride // self.gap
 
     @cached_property
@@ -64,7 +64,7 @@ class Taps:
         return k * self.dilation // self.stride
 
     def of_phase(self, r: int) -> range:
-        """The taps of phase ``r``, ascending; empty for bias alone."""
+        """The taps of phase ``r``, ascending; empty if its outputs are the bias alone."""
         if r % self.gap:
             return range(0)
         return range(r // self.gap * self.dilation_inverse % self.rows, self.kernel_size, self.rows)
@@ -76,7 +76,7 @@ class Taps:
     def columns(self, length: int, out_length: int, padding: int) -> range:
         """The columns ``i`` of one sample that cover every output.
 
-        ``(taps_per_row - 1)*step`` lie beyond the input, so that windows across samples read zeros.
+        At least ``(taps_per_row - 1)*step`` lie beyond the input, so that windows across samples read zeros.
         """
         first = -(-(padding - (self.rows - 1) * self.dilation - (self.gap - 1)) // self.stride)
         last = (padding + out_length - 1) // self.stride

@@ -1,7 +1,7 @@
 """grad_bias: grad_output summed over samples and positions.
 
-Blocks split a channel's positions; sum.py adds them up. Sums of batches are float64, so the error does not grow with
-the length."""
+Blocks split a channel's positions; sum.py adds up their sums. Totals over batches of elements are float64, so the error
+does not grow with the length."""
 
 from __future__ import annotations
 

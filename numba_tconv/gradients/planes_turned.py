@@ -68,7 +68,7 @@ def _only(word, upper):
 
 
 def _make_turn_vectors(config) -> Callable:
-    """For squares of aligned vectors, each wholly inside or outside."""
+    """Build ``turn_vectors``, for squares of aligned vectors, each wholly inside or outside."""
     stride, kind, vector = config.stride, config.kind, ALIGNMENT // config.itemsize
     of_word = 4 // config.itemsize
     word, word_of, element_of = (types.uint32, _pair, _half) if of_word == 2 else (kind, _element, _only)
@@ -106,7 +106,7 @@ def _make_turn_vectors(config) -> Callable:
 
 
 def _make_turn_elements(config) -> Callable:
-    """For any square, of up to ``phases_left`` phases."""
+    """Build ``turn_elements``, for any square, of up to ``phases_left`` phases."""
     stride, dilation, kind, vector = config.stride, config.dilation, config.kind, ALIGNMENT // config.itemsize
 
     @device_function

@@ -11,7 +11,7 @@ from numba_tconv.kernels.rung import Rung, Step
 from numba_tconv.runtime.device import H200, Device
 from numba_tconv.runtime.layout import Layout
 
-FEWEST_CHANNELS = 16  # of a group, or pairs with a phase or tap, for tensor cores
+FEWEST_CHANNELS = 16  # of a group (or pairs with a phase or tap) that tensor cores need
 
 
 def too_few(channels: int) -> str:
@@ -34,7 +34,7 @@ class GradientRung(Rung):
         return self.config(problem, dtype, device=device, precision=precision)
 
     def steps(self, config, problem: Problem, device: Device = H200) -> list[Step]:
-        """What ``run`` may launch, in order; layouts may need less."""
+        """Kernels that ``run`` may launch, in order; some layouts need fewer."""
         raise NotImplementedError
 
     def run(self, *operands_result_problem, **choice) -> None:

@@ -52,7 +52,7 @@ LONGEST_SIGNAL = 1 << 30  # before cropping: sums of two places are int32
 
 class Ring:
     precision: str
-    blocks: int  # of 64 rows, a warpgroup
+    blocks: int  # of 64 rows in a warpgroup
     channels: int
     alternate: bool  # warpgroups take alternate stages (grad_weight) or tiles (ping-pong)
     stages: int
@@ -135,9 +135,6 @@ def deepest(config, step: int = 1):
     return next((ring for ring in rings if ring.shared_bytes <= H200.shared_per_block), None)
 
 
-# --- the kernels ------------------------------------------------------------------------------------------------------
-
-
 class TensorMaps(NamedTuple):
     """Maps without addresses, the addresses, and the workspace for finished maps."""
 
@@ -196,7 +193,7 @@ class Products(NamedTuple):
 
 @device_function
 def as_it_came(lane, stage, offset):
-    """No ``prepare``."""
+    """A ``prepare`` that does nothing."""
 
 
 def make_setup(config: Ring, releases: int, turns: int = 0):
@@ -252,9 +249,6 @@ def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2
         return stage, parity, last
 
     return mainloop
-
-
-# --- the tensors ------------------------------------------------------------------------------------------------------
 
 
 def workspace(blocks: int, boxes: int, index: int) -> Callable[[], torch.Tensor]:

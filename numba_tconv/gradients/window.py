@@ -113,7 +113,7 @@ class Columns(NamedTuple):
     position: int
     sample_columns: int
     batch: int
-    tap: int  # the first phase's first
+    tap: int  # the first phase's first tap
     phases_left: int
     padding: int
     out_length: int

@@ -13,7 +13,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import Layout
 
-SUM_CHANNELS = 64  # summed apart: long sums lose digits
+SUM_CHANNELS = 64  # their products are summed apart, because long float32 sums lose digits
 BFLOAT16_CC = 8, 0
 
 
@@ -66,7 +66,7 @@ class Rung:
         raise NotImplementedError
 
     def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):
-        """The ``config`` of ``run`` on ``device``, for contiguous tensors of torch's allocator."""
+        """The configuration that ``run`` takes on ``device`` for contiguous tensors of torch's allocator."""
         return self.config(problem, dtype, precision)
 
     def tile(self, config) -> str:
@@ -134,7 +134,7 @@ def are_adjacent(shape: tuple, strides: tuple) -> bool:
 
 
 def taking_bias(launch: Callable, bias: Layout | None) -> Callable:
-    """Let ``launch`` of (x, w, bias, y) take a strided bias, or none, for which it gets w."""
+    """Wrap ``launch`` (x, w, bias, y), which needs a contiguous bias; without a bias it gets w in its place."""
     if bias is None:
         return lambda x, w, bias, y: launch(x, w, w, y)
     return launch if bias.is_contiguous else lambda x, w, bias, y: launch(x, w, bias.contiguous(), y)

@@ -1,4 +1,4 @@
-"""PTX instructions that Numba lacks, by name."""
+"""PTX instructions that Numba lacks, by name. ``(a, b): ...`` in a docstring says what the device function takes."""
 
 from .arithmetic import larger_magnitude, nearest_integer, redux_max, sine_approx
 from .barriers import (

@@ -46,5 +46,5 @@ barrier_sync.__doc__ = (
 
 
 def setmaxnreg(registers, grow):
-    """Each thread of the warpgroup gets ``registers``, a multiple of 8."""
+    """(): each thread of the warpgroup gets ``registers``, a multiple of 8; ``grow`` if that is more."""
     return word(f"setmaxnreg.{'inc' if grow else 'dec'}.sync.aligned.u32 {registers};")

@@ -10,9 +10,9 @@ from .simulator.meanings import address
 
 
 def cp_async(elements):
-    """cp.async of ``elements``: (shared, s, source, g, valid) copies source[g:] to shared[s:], or zeros.
+    """(shared, s, source, g, valid): cp.async of ``elements`` from source[g:] to shared[s:].
 
-    Both addresses are multiples of the size: 4, 8 or 16 bytes."""
+    Copies zeros unless ``valid``. Both addresses are multiples of the size: 4, 8 or 16 bytes."""
 
     def meaning(shared, s, source, g, valid):
         shared[s : s + elements] = source[g : g + elements] if valid else 0
@@ -41,7 +41,7 @@ def cp_async(elements):
 
 @instruction(lambda: None)
 def cp_async_commit(typingctx):
-    """Copies since the last commit form a group."""
+    """This thread's copies since the last commit form a group."""
 
     def codegen(context, builder, sig, args):
         asm(builder, ir.VoidType(), [], "cp.async.commit_group;", "~{memory}")
@@ -51,7 +51,7 @@ def cp_async_commit(typingctx):
 
 
 def cp_async_wait(pending):
-    """At most this thread's ``pending`` newest groups stay under way."""
+    """(): waits until at most this thread's ``pending`` newest groups are under way."""
 
     @instruction(lambda: None)
     def cp_async_wait_group(typingctx):
@@ -64,7 +64,7 @@ def cp_async_wait(pending):
     return cp_async_wait_group
 
 
-# Addresses are int32, in bytes.
+# Shared addresses are int32, in bytes.
 @instruction(no_meaning)
 def shared_address(typingctx, shared, index):
     def codegen(context, builder, sig, args):
@@ -83,7 +83,7 @@ def ld_shared_u16(typingctx, address):
 
 
 def ld_shared(count, kind):
-    """ld.shared of ``count`` (1, 2 or 4) values: (address) -> a tuple, or the value.
+    """(address): ld.shared of ``count`` (1, 2 or 4) values, as a tuple, or one value.
 
     ``kind``: float32, int32 or, for at most two, float64."""
     result = types.UniTuple(kind, count)
@@ -106,7 +106,7 @@ def ld_shared(count, kind):
     return ld_shared_vector
 
 
-# (address, values), at a multiple of their size.
+# (address, values): the address is a multiple of the values' size.
 st_shared = word("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", types.int32, *[types.float32] * 4)
 st_shared_f32 = word("st.shared.f32 [$0], $1;", types.int32, types.float32)
 st_shared_v2_f32 = word("st.shared.v2.f32 [$0], {$1, $2};", types.int32, *[types.float32] * 2)
@@ -121,7 +121,7 @@ st_shared_halves = word(
 
 
 def cp_async_to(size):
-    """cp.async of ``size`` (4 or 16) bytes: (address, source, g, used) copies ``used`` bytes, then zeros.
+    """(address, source, g, used): cp.async of ``size`` (4 or 16) bytes from source[g:], zeros after ``used``.
 
     Both addresses are multiples of ``size``."""
     text = f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global [$0], [$1], {size}, $2;"
@@ -155,9 +155,9 @@ cp_async_word = word("cp.async.ca.shared.global [$0], [$1], 4;", types.int32, ty
 
 @instruction(no_meaning)
 def cp_async_bulk(typingctx, address, source, g, size, barrier):
-    """Copy ``size`` bytes from ``source[g:]``, by one thread, and count them at the mbarrier.
+    """One thread copies ``size`` bytes from ``source[g:]`` to shared memory; the mbarrier counts them as they land.
 
-    All are multiples of 16."""
+    ``size`` and both addresses are multiples of 16."""
     text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
 
     def codegen(context, builder, sig, args):
@@ -170,9 +170,10 @@ def cp_async_bulk(typingctx, address, source, g, size, barrier):
 
 @instruction(no_meaning)
 def cp_async_bulk_store(typingctx, target, index, address, size):
-    """Copy ``size`` bytes from shared memory to ``target[index:]``, by one thread, in its next bulk group.
+    """One thread copies ``size`` bytes from shared memory to ``target[index:]``, in its next bulk group.
 
-    All are multiples of 16. Threads that wrote the bytes first call ``fence_async`` and meet at a barrier."""
+    ``size`` and both addresses are multiples of 16. Threads that wrote the bytes first call ``fence_async``, then meet
+    at a barrier."""
     text = "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"
 
     def codegen(context, builder, sig, args):
@@ -193,12 +194,12 @@ fence_async.__doc__ = """(): what this thread has written to shared memory is se
 
 
 def cp_async_bulk_wait_read(pending):
-    """All but the ``pending`` newest bulk groups have read shared memory."""
+    """(): waits until all but the ``pending`` newest bulk groups have read shared memory."""
     return word(f"cp.async.bulk.wait_group.read {pending};")
 
 
 def take(offsets, stride, cases):
-    """(values, local, case): ``values[z] = local[offsets[z] + case * stride]`` for ``case`` below ``cases``.
+    """(values, local, case): ``values[z] = local[offsets[z] + case * stride]``, for ``case`` below ``cases``.
 
     A switch keeps ``local`` in registers."""
 

@@ -77,7 +77,7 @@ def device_function(function):
 
 
 def repeated(function, count):
-    """(k, state): ``function(k + z, state)`` for z below ``count``.
+    """(k, state): calls the device function ``function(k + z, state)`` for z below ``count``.
 
     Straight-line, because an array indexed by a loop's variable lies in local memory."""
 
@@ -114,12 +114,12 @@ def elected(typingctx):
 
 
 nounroll = word(r".pragma \22nounroll\22;", meaning=lambda: None)
-nounroll.__doc__ = """(): what the loop whose body begins so stays, a loop."""
+nounroll.__doc__ = """(): as the first statement of a loop's body, keeps the compiler from unrolling the loop."""
 
 
 @instruction(lambda value: value)
 def recomputed(typingctx, value):
-    """The int32 ``value``, opaque: nothing computed from it stays in registers."""
+    """The int32 ``value`` by an opaque move: what is computed from it is computed anew, not kept in registers."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "mov.b32 $0, $1;", "=r,r")

@@ -1,6 +1,6 @@
 """Early launches: a kernel may begin before the previous one has ended (Kernel.prepare).
 
-runtime/kernel.py removes them below sm_90."""
+runtime/kernel.py removes these instructions below sm_90."""
 
 from __future__ import annotations
 

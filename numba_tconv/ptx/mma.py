@@ -16,7 +16,7 @@ DEPTH = {"tf32": 8, "f16": 16, "bf16": 16}
 
 @instruction(no_meaning)
 def opaque(typingctx, value):
-    """An opaque mov.f32: ptxas serialises wgmma if it can trace the accumulators."""
+    """``value`` by an opaque mov.f32, because ptxas serialises wgmma if it can trace the accumulators."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, f32, args, "mov.f32 $0, $1;", "=f,f")
@@ -70,7 +70,7 @@ def mma_f64(depth):
     else:
         half = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 "
         text = half + "{$0,$1}, {$8}, {$10}, {$4,$5}; " + half + "{$2,$3}, {$9}, {$10}, {$6,$7};"
-    early = "=d" if depth else "=&d"  # the first of two writes before the second reads
+    early = "=d" if depth else "=&d"  # the first of two instructions writes before the second one reads
     constraints = ",".join([early] * 4 + ["d"] * (4 + 3 * fours))
 
     @instruction(no_meaning)
@@ -126,7 +126,7 @@ wgmma_commit.__doc__ = """(): the wgmma issued since the last commit form a grou
 
 
 def wgmma_wait(pending):
-    """At most the ``pending`` newest groups stay under way."""
+    """(): waits until at most the ``pending`` newest groups are under way."""
     return word(f"wgmma.wait_group.sync.aligned {pending};")
 
 
@@ -147,7 +147,7 @@ def swizzled_descriptor(address):
 
 @instruction(no_meaning)
 def prmt(typingctx, a, b, selector):
-    """Four bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by hex digits; from 8 on, a repeated top bit."""
+    """Bytes 0 to 3 are ``a``, 4 to 7 ``b``; each hex digit of ``selector`` picks one, plus 8 repeats its top bit."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")

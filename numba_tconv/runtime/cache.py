@@ -21,6 +21,7 @@ LAYERS = ("formula", "ptx", "runtime", "kernels", "gradients", "selection")
 
 
 def directory() -> Path | None:
+    """The cache's directory, or None if the cache is off."""
     chosen = os.environ.get("NUMBA_TCONV_CACHE")
     if chosen is not None:
         return Path(chosen) if chosen else None
@@ -29,6 +30,7 @@ def directory() -> Path | None:
 
 @cache
 def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
+    """A digest of Python's version, the package's sources and the compilers' versions."""
     digest = hashlib.sha256(sys.version.encode())
     for path in sorted(path for layer in LAYERS for path in (source / layer).rglob("*.py")):
         digest.update(f"{path.relative_to(source)}\0".encode() + path.read_bytes())
@@ -41,7 +43,7 @@ def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
 
 
 def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
-    """Kernel ``name``'s PTX for ``key``, cached or from ``compile``."""
+    """Kernel ``name``'s PTX for ``key`` and target ``cc``, read from the cache or made by ``compile``."""
     folder = directory()
     if folder is None:
         return compile()
@@ -55,7 +57,7 @@ def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
 
 
 def writable() -> Path:
-    """The directory, created if missing. Raises RuntimeError if the cache is off, OSError."""
+    """The directory, created if missing. Raises RuntimeError if the cache is off, OSError if it cannot be written."""
     folder = directory()
     if folder is None:
         raise RuntimeError("the cache of compiled kernels is off: NUMBA_TCONV_CACHE is empty")
@@ -68,7 +70,7 @@ def writable() -> Path:
 
 
 def holds(name: str, key: str, cc: tuple) -> bool:
-    """Whether ``ptx`` would find a sound file."""
+    """Whether ``ptx`` would find an undamaged file."""
     folder = directory()
     return folder is not None and _read(_path(folder, name, key, cc)) is not None
 

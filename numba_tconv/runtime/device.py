@@ -1,4 +1,4 @@
-"""GPU limits."""
+"""What a GPU offers: its compute capability and limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-# A multiprocessor's threads, blocks, shared bytes.
+# By compute capability: a multiprocessor's threads, blocks, shared bytes.
 LIMITS = {
     (7, 5): (1024, 16, 64 * 1024),
     (8, 0): (2048, 32, 164 * 1024),
@@ -17,7 +17,7 @@ LIMITS = {
     (10, 0): (2048, 32, 228 * 1024),
     (12, 0): (1536, 24, 100 * 1024),
 }
-REGISTERS = 65_536
+REGISTERS = 65_536  # of a multiprocessor
 RESERVED_SHARED = 1024  # bytes that the system takes from each block
 
 
@@ -42,7 +42,7 @@ class Device:
     def spreads_early(self, blocks: int, shared_bytes: int, others: int) -> bool:
         """Whether ``blocks``, begun beside ``others`` of the previous kernel, spread over all multiprocessors.
 
-        So they do where a multiprocessor fits one only, or each block has one.
+        They do where a multiprocessor has room for one block only, or where each block gets its own.
         """
         one_fits = 2 * (shared_bytes + RESERVED_SHARED) > self.shared_per_multiprocessor
         return self.launches_early and (one_fits or blocks + others <= self.multiprocessors)

@@ -1,6 +1,6 @@
 """Kernels, compiled once and launched on the caller's stream.
 
-Numba's launch is slow and knows neither bfloat16 nor torch's streams.
+They replace Numba's launch, which is slow and knows neither bfloat16 nor torch's streams.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _compiling = threading.RLock()
-UNKNOWN = None, -1  # of an unloaded kernel: function, allowed shared memory
-ADDRESS = 4  # a tensor's slot with its address
+UNKNOWN = None, -1  # (function, allowed shared bytes) of a kernel that is not loaded
+ADDRESS = 4  # the slot, among a tensor's slots, that holds its address
 STATIC_SHARED_LIMIT = 48 * 1024  # bytes that a block gets without asking
 
 
@@ -60,6 +60,7 @@ def flat(storage: types.Type) -> types.Array:
 
 
 def named(fields: type, **kinds: types.Type) -> types.BaseTuple:
+    """Numba's type of the NamedTuple ``fields``, whose fields have the types ``kinds``."""
     ordered = tuple(kinds[name] for name in fields._fields)
     return (
         types.NamedUniTuple(ordered[0], len(ordered), fields)
@@ -69,7 +70,7 @@ def named(fields: type, **kinds: types.Type) -> types.BaseTuple:
 
 
 def target(cc: tuple[int, int]) -> tuple:
-    """Target of PTX: at most 9.0, as for newer GPUs NVVM keeps local arrays in memory."""
+    """The target of PTX: at most 9.0, because for newer GPUs NVVM keeps local arrays in memory."""
     return architecture(cc) if cc <= (9, 0) else (9, 0)
 
 
@@ -82,8 +83,9 @@ def architecture(cc: tuple) -> tuple:
 class Kernel:
     """A ``@cuda.jit`` function and all that its machine code depends on.
 
-    ``signature``: Numba's types. ``threads``, ``shared_bytes`` (dynamic, a default): of a block. ``min_blocks``: on a
-    multiprocessor (launch bounds). ``key``: tells kernels of one name apart in the cache; "" is never cached.
+    ``signature`` has Numba's types. A block has ``threads`` threads and by default ``shared_bytes`` of dynamic shared
+    memory; at least ``min_blocks`` fit on a multiprocessor (launch bounds). ``key`` tells kernels of one name apart in
+    the cache; with "" a kernel is never cached.
     """
 
     name: str
@@ -118,7 +120,9 @@ class Kernel:
         return cache.ptx(self.name, self.key, cc, lambda: self.ptx(cc)) if self.key else self.ptx(cc)
 
     def handle(self, device: int, shared_bytes: int) -> int:
-        """The driver's function, loaded at the first call. Raises RuntimeError during a graph capture."""
+        """The driver's function on GPU ``device``, loaded at the first call.
+
+        Raises RuntimeError where it would have to be loaded during a graph capture."""
         known = self._handles.get(device, UNKNOWN)
         if known[1] < shared_bytes:
             # One thread compiles, and none lowers another's limit.
@@ -137,7 +141,9 @@ class Kernel:
             )
 
     def _load(self, device: int, shared_bytes: int):
-        """Compile, load, allow blocks ``shared_bytes``. Numba's linker would ignore setmaxnreg and serialise wgmma."""
+        """Compile, load, and allow blocks ``shared_bytes``.
+
+        The driver loads the PTX: Numba's linker would ignore setmaxnreg and serialise wgmma."""
         ptx = self.kept_ptx(target(torch.cuda.get_device_capability(device)))
         entry = re.search(r"\.entry\s+([\w$]+)", ptx)[1]
         module = _check(driver.cuModuleLoadData(ptx.encode() + b"\0"))
@@ -148,6 +154,7 @@ class Kernel:
         return int(function)
 
     def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
+        """Launch ``blocks`` once on torch's current stream; arguments as in ``prepare``."""
         tensors = [value for kind, value in _leaves(self.signature, arguments) if isinstance(kind, types.Array)]
         self.prepare(blocks, *arguments, shared_bytes=shared_bytes)(*tensors)
 
@@ -156,26 +163,26 @@ class Kernel:
     ) -> Prepared:
         """A launch to be repeated with other tensors of the same layout.
 
-        ``arguments``: tensors, integers and tuples; ``alike`` or GIVEN stands for one told later. ``early``: from
-        compute capability 9.0, blocks may begin before the previous kernel has ended; the kernel must wait
-        (ptx/grids.py) before it reads that kernel's results and before it ends.
+        ``arguments`` are tensors (or ``alike``), integers and tuples of them. Each call passes all tensors anew, and an
+        integer for each GIVEN, in order. ``early``: from compute capability 9.0, blocks may begin before the previous
+        kernel has ended; the kernel must wait (ptx/grids.py) before it reads that kernel's results and before it ends.
         """
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         return Prepared(self, blocks if isinstance(blocks, tuple) else (blocks, 1, 1), shared_bytes, arguments, early)
 
 
-GIVEN = object()  # told at each launch
+GIVEN = object()  # an integer, or a tensor's address, passed at each launch
 
 
 def alike(shape: tuple, dtype: torch.dtype, strides: tuple | None = None) -> torch.Tensor:
-    """A tensor told at each launch, contiguous by default."""
+    """A tensor without memory, in place of one passed at each launch; contiguous unless ``strides`` are given."""
     if strides is None:
         return torch.empty(shape, dtype=dtype, device="meta")
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 class Prepared:
-    """A launch that lacks only addresses. ``slots``: Numba's arguments, eight bytes each."""
+    """A launch that lacks only what each call passes. ``slots``: Numba's arguments, eight bytes each."""
 
     def __init__(
         self, kernel: Kernel, grid: tuple[int, int, int], shared_bytes: int, arguments: tuple, early: bool = False
@@ -198,10 +205,11 @@ class Prepared:
 
     @cached_property
     def ordinary(self) -> Prepared:
+        """The same launch, but never early."""
         return Prepared(self.kernel, self.grid, self.shared_bytes, self.arguments) if self.early else self
 
     def __call__(self, *given):
-        """Launch. Raises ValueError for a wrong number of arguments."""
+        """Launch with the arguments left open, in order. Raises ValueError if their number is wrong."""
         if SIMULATOR:
             arguments = _filled(self.arguments, iter(given))
             views = [_simulated(t, a) for t, a in zip(self.kernel.signature, arguments, strict=True)]
@@ -231,7 +239,7 @@ class Prepared:
 
 
 def _to_the_end(function: Callable, *arguments):
-    """The function's result. Interrupts wait for it: Numba's registries could break."""
+    """The function's result. Interrupts wait for it: an unfinished compilation could break Numba's registries."""
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
     with ThreadPoolExecutor(1) as pool:
@@ -241,7 +249,7 @@ def _to_the_end(function: Callable, *arguments):
 
 @contextlib.contextmanager
 def _no_collection():
-    """A collection would walk the compiler's millions of objects."""
+    """Pauses garbage collection, which would walk the compiler's millions of objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:

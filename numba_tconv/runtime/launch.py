@@ -12,6 +12,8 @@ EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class Launch:
+    """The argument slots and configuration of one launch, at addresses that stay valid."""
+
     def __init__(self, slots: array, config: Config):
         self.slots, self.config = slots, config
         first, count = slots.buffer_info()  # never grows, so it stays in place
@@ -40,7 +42,7 @@ class Config(ctypes.Structure):
 
     @classmethod
     def of(cls, grid: tuple[int, int, int], threads: int, shared_bytes: int, early: bool = False) -> Config:
-        """All but the stream. ``early``: see Kernel.prepare."""
+        """A configuration that lacks only the stream. ``early``: see Kernel.prepare."""
         config = cls(grid, (threads, 1, 1), shared_bytes)
         if early:
             attribute = _Attribute(EARLY)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 NO_GPU = -1
-PLACES = 32  # bytes; torch allocates at multiples
+PLACES = 32  # bytes; torch's tensors begin at multiples
 
-# Allocates without the dispatcher.
+# Allocates without torch's dispatcher.
 _empty_on_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 
 
 def room(shape: tuple[int, ...], dtype: torch.dtype, index: int) -> Callable[[], torch.Tensor]:
-    """Allocates a contiguous tensor on the current GPU, ``index``."""
+    """A function that allocates a contiguous tensor on GPU ``index``, which must be current (CPU if negative)."""
     if index < 0:
         return partial(torch.empty, shape, dtype=dtype)
     if _empty_on_gpu is None:

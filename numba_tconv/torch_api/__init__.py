@@ -1,1 +1,1 @@
-"""The face to torch."""
+"""The interface to torch: functions, layers, operators."""

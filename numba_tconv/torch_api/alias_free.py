@@ -199,9 +199,6 @@ class AliasFreeActivation(Freezable, nn.Module):
     """``alias_free_activation`` as a layer, with BigVGAN's filters.
 
     Input is (N, C, L) or (C, L). Checkpoints of NVIDIA's ``Activation1d`` load, with or without filters.
-
-        >>> AliasFreeActivation(8)(torch.zeros(1, 8, 10)).shape
-        torch.Size([1, 8, 10])
     """
 
     _form: Form
@@ -250,7 +247,7 @@ class AliasFreeActivation(Freezable, nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The form."""
+        """Sizes and choices."""
         return ", ".join(filter(None, [super().extra_repr(), *(f"{k}={v!r}" for k, v in self._form._asdict().items())]))
 
 

@@ -41,7 +41,7 @@ class Call:
 
 @dataclass(frozen=True)
 class ActivationCall:
-    """``step``: with all gradients."""
+    """An activation's computation of contiguous tensors; ``step``: with all gradients."""
 
     sizes: AliasFree
     dtype: torch.dtype
@@ -85,7 +85,7 @@ def parts(direction: str) -> tuple[str, ...]:
 
 
 def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> list[Call]:
-    """A direction's calls; none where torch computes. ``precision``: PRECISIONS or TF32_ALLOWED."""
+    """A direction's calls; none where torch computes. ``precision``: one of PRECISIONS, or TF32_ALLOWED."""
     if direction == FORWARD:
         own = arithmetic(problem, dtype, "", precision, device)
         picked = select(problem, dtype, own, device)

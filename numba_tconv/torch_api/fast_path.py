@@ -42,7 +42,7 @@ def _bits(*names: str) -> int:
     return reduce(or_, (key.raw_repr() for key in keys))
 
 
-# Others: a trace, a mode, a pending negation, zeros without memory.
+# Other keys mean a trace, a mode, a pending negation or zeros without memory.
 USUAL = _bits(
     *("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA"),
     *("ADInplaceOrView", "BackendSelect", ROUTED_NAME),
@@ -54,7 +54,7 @@ NUMBERS = (int, str)
 
 
 def implementation(operator: torch._ops.OpOverload, device: str) -> Callable:
-    """Decorator: register ``operator`` on ``device``."""
+    """Decorator: register a function as ``operator`` on ``device``."""
 
     def register(function: Callable) -> Callable:
         torch.library.impl(operator.name(), device, function)
@@ -148,7 +148,7 @@ def wants_gradient(
 
 
 def route(operator: torch._ops.OpOverload, arguments: tuple) -> Callable:
-    """The implementation, its Function, or ``operator``."""
+    """The shortest way to compute ``operator``: an implementation, its Function, or the operator itself."""
     ways = _ways.get(operator)
     count = _tensors(operator) if ways else 0
     tensors, others = arguments[:count], arguments[count:]

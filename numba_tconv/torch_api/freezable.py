@@ -1,4 +1,4 @@
-"""``Freezable``, the base of this package's layers: what ends ``freeze``; no torch.jit.script."""
+"""``Freezable``, the base of this package's layers: calls that end ``freeze``, and no torch.jit.script."""
 
 from __future__ import annotations
 

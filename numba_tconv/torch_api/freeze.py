@@ -217,7 +217,7 @@ class FrozenActivation(_Kept):
         return sum(one.nbytes for one in self.kept[:2] if self.folded and one is not None)
 
     def operands(self, layer: AliasFreeActivation) -> list[torch.Tensor | None] | None:
-        """alpha, beta and filters, or None, likewise."""
+        """alpha, beta and filters for a call; None for the layer's own."""
         return self.kept if self.serves(layer) else None
 
 

@@ -20,7 +20,7 @@ from .sizes import check_output_padding, fits, integers, is_own_padding, out_len
 
 # torch.backends.cudnn.conv, whose attribute fp32_precision is slower to ask.
 CUDNN_CONVOLUTIONS = "cuda", "conv"
-NAMES = (str, type(None))  # of `variant`, `precision`
+NAMES = (str, type(None))  # types of `variant`, `precision`
 
 
 def conv_transpose1d(
@@ -38,21 +38,19 @@ def conv_transpose1d(
 ):
     """``torch.nn.functional.conv_transpose1d``, with ``variant`` and ``precision`` added.
 
-    ``y[n, co, o] = bias[co] + sum of x[n, ci, i] * w[ci, co, k]`` over all ``i``, ``k`` of the group of ``co`` with
-    ``o = i*stride - padding + k*dilation``, and
+    ``y[n, co, o] = bias[co] + sum of x[n, ci, i] * w[ci, co, k]`` over co's group, with
+    ``o = i*stride - padding + k*dilation`` and
     ``L_out = (L - 1)*stride - 2*padding + dilation*(K - 1) + output_padding + 1``.
 
         >>> conv_transpose1d(torch.ones(1, 8, 10), torch.ones(8, 4, 6), stride=2).shape
         torch.Size([1, 4, 24])
-        >>> conv_transpose1d(torch.ones(1, 8, 10), torch.ones(8, 4, 6), stride=2, padding="causal").shape
-        torch.Size([1, 4, 20])
 
     Args:
         input: (N, C_in, L) or (C_in, L), any strides.
         weight: (C_in, C_out/groups, K), any strides.
         bias: (C_out,) or None.
         stride, output_padding, dilation: samples; an int or a tuple of one.
-        padding: likewise, or a pair or word, see below.
+        padding: an int or a tuple of one, or a pair or word, see below.
         groups: int.
         variant: name of a rung (see ``rungs``); None selects.
         precision: see below; None follows torch's switch.

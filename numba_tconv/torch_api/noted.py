@@ -35,7 +35,7 @@ class Noted(NamedTuple):
 
 
 class NotedActivation(NamedTuple):
-    """``tied``: beta is alpha."""
+    """An activation's call; ``tied``: beta is alpha."""
 
     sizes: AliasFree
     dtype: torch.dtype
@@ -49,9 +49,10 @@ def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[
 
 
 def computations(function: Callable, *arguments, **keywords) -> list[Noted | NotedActivation]:
-    """What ``function(*arguments, **keywords)`` computes on fake tensors, torch's convolutions too, each once.
+    """The transposed convolutions (torch's too) and activations that ``function`` computes, each once.
 
-    Raises RuntimeError if it asks for values, refuses its arguments, or has lazy parameters.
+    It is called with fake tensors. Raises RuntimeError if it asks for values, refuses its arguments, or has lazy
+    parameters.
     """
     owner = getattr(function, "__self__", function)
     modules = owner.modules() if isinstance(owner, nn.Module) else ()
@@ -102,7 +103,7 @@ def _has_values(one: torch.Tensor) -> bool:
 
 
 class _Noting(TorchDispatchMode):
-    """Sees operators below autocast; computes those of small integers, writing only ``real``."""
+    """Sees operators below autocast; computes operators on small integer tensors, writing only ``real``."""
 
     def __init__(self, real: list[torch.Tensor]):
         super().__init__()

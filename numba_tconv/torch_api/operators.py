@@ -137,7 +137,7 @@ def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision:
     """Precision of the gradient ``of``; None where torch computes it.
 
     Tensor-core precisions need a suited rung that uses tensor cores or is limited by memory; "tf32x3" becomes "ieee".
-    If torch computes the forward pass, so it does the gradients, except grad_bias.
+    If torch computes the forward pass, it computes the gradients too, except grad_bias.
     """
     own = arithmetic(problem, dtype, "", precision, gpu)
     if of != "grad_bias" and decide(problem, dtype, own, gpu).by_torch:

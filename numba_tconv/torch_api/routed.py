@@ -35,7 +35,7 @@ def routed():
 
 
 class _Routed(threading.local):
-    """The key, which compiled code checks and backward passes inherit."""
+    """Sets the key, which compiled code checks and backward passes inherit."""
 
     def __init__(self):
         self.before = []  # per entry: key set, cache tag
@@ -57,7 +57,7 @@ class _Routed(threading.local):
 
 
 class _Traced(TorchFunctionMode):
-    """The same under torch.compile."""
+    """``routed`` under torch.compile."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         ours = func is torch.conv_transpose1d and all(one in direct.PLAIN for one in types)

@@ -1,4 +1,4 @@
-"""A call's integers, checked as in torch, and own ``padding``: a pair or word."""
+"""A call's integers, checked as in torch, and this package's ``padding``: a pair or word."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OwnSizes(NamedTuple):
 
 
 def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) -> OwnSizes:
-    """The sizes of a call with own padding.
+    """The sizes of a call whose padding is a pair or a word.
 
     Raises as ``checked_padding`` and ``integers``, RuntimeError if no output is left.
     """
@@ -64,7 +64,7 @@ def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) 
 
 
 def with_ends(output, bias, parts: Parts, inside: int):
-    """The first ``inside`` outputs of a Problem and those around."""
+    """The first ``inside`` outputs, and those around them, which are the bias alone."""
     if not (parts.before or parts.after):
         return output
 

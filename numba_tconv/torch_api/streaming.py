@@ -12,10 +12,7 @@ The state holds them: (N, C_in, F), zeros at the start. Its N slots advance toge
     >>> torch.allclose(torch.cat(steps, dim=2), whole, atol=1e-5)
     True
 
-A layer with left padding p drops the first p samples of the same stream:
-
-    outputs = torch.cat([layer.step(chunk, state) for chunk in chunks], dim=2)
-    outputs = outputs[:, :, p:]
+For a layer with left padding p, drop the stream's first p samples: ``torch.cat(steps, dim=2)[:, :, p:]``.
 """
 
 from __future__ import annotations
@@ -101,8 +98,7 @@ def step(
 
     Concatenated steps are the first T*stride outputs of ``conv_transpose1d`` of all T frames without padding, within
     rounding. On GPUs in "ieee" and "fp64" they have the bits of its ``variant`` k2_polyphase, whatever the chunks and
-    the mask. In other precisions, None included, the order of sums depends on the slots and new frames: tensor cores
-    compute many columns, the kernels of ``conv_transpose1d`` more than MOST_COLUMNS or MOST_FRAMES.
+    the mask. In other precisions, None included, the order of sums depends on the numbers of slots and new frames.
 
     A step has no gradient and no rule for torch.func.vmap. torch.compile compiles it, and a CUDA graph captures it
     after one step of the same sizes. The zeros before a stream are multiplied: an infinite weight makes the first
@@ -153,9 +149,6 @@ def _step_integers(stride, groups, dilation) -> tuple[int, int, int]:
     return stride, groups, dilation
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
-
-
 def _problem(x, state, weight, bias, mask, stride, groups, dilation) -> Problem:
     """The step's problem, of T positions. Raises RuntimeError, and TypeError for the mask."""
     for name, tensor in (("state", state), ("weight", weight), ("bias", bias)):
@@ -202,9 +195,6 @@ def _bytes(tensor: torch.Tensor) -> int:
     """Bytes from the first element to the end of the last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
-
-
-# --- implementations --------------------------------------------------------------------------------------------------
 
 
 @torch.library.register_fake(NAME)

@@ -22,7 +22,7 @@ def dropped(output: torch.Tensor, cover) -> torch.Tensor:
 
 
 def gradients(grad_output, input, weight, bias_sizes, parameters, wanted) -> tuple:
-    """The gradients for input, weight and bias, else as ``aten.convolution_backward``."""
+    """The gradients for input, weight and bias; other arguments are ``aten.convolution_backward``'s."""
     stride, padding, output_padding, groups, dilation, *_ = parameters
     cover = cover_of(padding, output_padding, stride, dilation)
     if cover.left or cover.right:

@@ -100,7 +100,7 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def after_row(filter_down, dy, target, out_length, up_length):
-        """What repetitions of the last receive."""
+        """What repetitions of the last activated up-sample receive."""
         total = accumulator(0)
         first = max(0, (up_length + down_shift - down_taps) // down_ratio)
         for o in range(first, out_length):

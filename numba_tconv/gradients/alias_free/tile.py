@@ -12,7 +12,7 @@ from numba_tconv.kernels.alias_free.filters import Down, Up, whole
 from numba_tconv.kernels.common.sectors import SECTOR
 from numba_tconv.runtime.elements import ELEMENTS
 
-ENOUGH_BLOCKS = 2048  # on a large GPU, before blocks take more tiles
+ENOUGH_BLOCKS = 2048  # fill a large GPU; beyond, blocks take more tiles
 MOST_PASSES = 4
 THREADS = (32, 64, 128)
 LANES = 1024  # of a multiprocessor: 64 registers each
@@ -41,7 +41,7 @@ class Config:
 
     @cached_property
     def sizes(self) -> AliasFree:
-        """The index formula; batch, channels and length are meaningless."""
+        """The index formula, without batch, channels and length."""
         return AliasFree(1, 1, 1, self.up_taps, self.down_taps, self.up_ratio, self.down_ratio)
 
     @cached_property
@@ -51,7 +51,7 @@ class Config:
 
     @cached_property
     def aligned(self) -> int:
-        """Outputs in a sector: tiles begin at multiples of it in memory."""
+        """Outputs in a sector; tiles begin on sectors."""
         return SECTOR // self.dtype.itemsize
 
     @cached_property

@@ -26,7 +26,7 @@ from numba_tconv.runtime.layout import NO_GPU, Layout
 
 FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # by preference
 
-MOST_WEIGHTS = 1 << 20  # in 16 bits with few phases: calls reorder weights
+MOST_WEIGHTS = 1 << 20  # for 16 bits and few phases: each call reorders the weights
 
 
 def reads_grad_output(problem: Problem) -> bool:
@@ -48,7 +48,7 @@ def adjoint(problem: Problem) -> Problem:
 
 
 def adjoint_weight(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """(C_out * phases, C_in/groups, taps of a row), zeros for missing taps."""
+    """``adjoint``'s weight (C_out * phases, C_in/groups, taps of a row), zeros for missing taps."""
     p, t = problem, problem.taps
     phases = min(t.rows, p.kernel_size)
     missing = phases * t.taps_per_row - p.kernel_size
@@ -96,7 +96,7 @@ class InputPlanes(GradientRung):
         return next((r for r in able if not r.unsuited(adjoint(problem), dtype, precision, device)), able[-1])
 
     def config(self, problem, dtype, device=None, precision=None):
-        """For a contiguous grad_output."""
+        """Assumes a contiguous grad_output."""
         precision, device = precision or _precision_of(dtype), device or gpu.H200
         rung = self.forward_rung(problem, dtype, precision, device)
         planes_config = None if reads_grad_output(problem) else planes.make_config(problem, dtype)

@@ -1,6 +1,6 @@
 """Split-K over output channels, for few tiles with long sums; kernels/common/split_sums.py adds up.
 
-Splits are like groups, but their weights are columns of one group's."""
+Splits are like groups, but their weights are columns of one group's weights."""
 
 from __future__ import annotations
 

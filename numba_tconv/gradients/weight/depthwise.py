@@ -1,7 +1,7 @@
 """grad_weight_depthwise: few channels a group, limited by memory.
 
 A pair of channels has one sum a tap; blocks split its positions. A thread's sums, in registers, have at most
-PARTIAL_TERMS products. A block adds them in float64, gradients/sum.py the blocks'."""
+PARTIAL_TERMS products. Blocks add them up in float64; gradients/sum.py adds the blocks' sums."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
-PARTIAL_TERMS = 128  # for its rounding error
+PARTIAL_TERMS = 128  # of a thread's sum, for its rounding error
 SUMMANDS = 8  # of a tap, after a block's first step
 MOST_BLOCKS = 2**31 - 1
 
@@ -53,7 +53,7 @@ class Config(Meeting):
 
     @cached_property
     def products(self) -> tuple:
-        """(tap, position, place in the window) of each."""
+        """(tap, position, place in the window) of every product."""
         return tuple((tap, position, place) for position, tap, place in self.meetings)
 
 

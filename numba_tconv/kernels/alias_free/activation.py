@@ -21,7 +21,7 @@ SQUARED_SINE = (
 
 
 def make_constants(dtype: torch.dtype, log_scale: bool) -> Callable:
-    """(constants, alpha, beta): half periods (float32) or radians a unit, and 1/(b + 1e-9)."""
+    """Build (constants, alpha, beta): half periods (float32) or radians per unit of u, and 1/(b + 1e-9)."""
     unit = math.pi if dtype == torch.float32 else 1.0
     real = float64 if dtype == torch.float64 else float32
 
@@ -38,7 +38,7 @@ def make_constants(dtype: torch.dtype, log_scale: bool) -> Callable:
 
 @device_function
 def snake(u, constants):
-    """In float32; an angle rounds to a multiple of pi where float32 cannot tell them apart."""
+    """In float32; an angle too large to tell multiples of pi apart rounds to one."""
     turns, inverse = constants
     phase = u * turns
     t = phase - nearest_integer(phase)
@@ -53,7 +53,7 @@ def snake(u, constants):
 
 @device_function
 def coarse_snake(u, constants):
-    """For elements of 16 bits."""
+    """``snake`` for 16-bit elements."""
     a, inverse = constants
     sine = sine_approx(u * a)
     return cuda.fma(sine * sine, inverse, u)

@@ -36,7 +36,7 @@ class Trigonometry(NamedTuple):
 
 @cache
 def trigonometry(wide: bool) -> Trigonometry:
-    """In float64 if ``wide``, else in float32."""
+    """The functions, in float64 if ``wide``, else float32."""
     real = float64 if wide else float32
     offset, most = (WIDE_ROUND, WIDE_MOST_TURNS) if wide else (ROUND, MOST_TURNS)
 

@@ -14,7 +14,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .filters import Down, Up, whole
 
-ENOUGH_BLOCKS = 2048  # before blocks take more tiles
+ENOUGH_BLOCKS = 2048  # beyond, blocks take more tiles
 MOST_PASSES = 4
 THREADS = (32, 64, 128)
 MOST_NUMBERS = 32  # up-samples and samples of a thread, in 64 registers
@@ -98,7 +98,7 @@ class Config:
 
     @cached_property
     def outputs(self) -> int:
-        """In whole sectors."""
+        """Outputs of a tile, in whole sectors."""
         if self.same_ratio:
             most = self.positions - self.down.reach
         else:

@@ -75,7 +75,7 @@ def arguments(fields: type, **tensors: types.Type) -> types.BaseTuple:
 
 
 def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
-    """``fields`` from ``others``, then from the problem's sizes."""
+    """A tuple ``fields`` with ``others`` where they name a field, else with the problem's sizes."""
     return fields(*(others[name] if name in others else getattr(problem, name) for name in fields._fields))
 
 

@@ -17,8 +17,8 @@ class Packing:
     """How weights laid out as ``weights`` are packed; made by ``unique``."""
 
     weights: Layout
-    size: int
-    launch: Prepared
+    size: int  # packed elements
+    launch: Prepared  # of (w, packed)
 
     @cached_property
     def room(self) -> Callable[[], torch.Tensor]:
@@ -40,7 +40,7 @@ def _made(kind: type[Packing], *choices) -> Packing:
 
 
 def unique(kind: type[Packing], weights: Layout, *choices) -> Packing:
-    """One object for equal choices. Thread-safe."""
+    """The one packing for equal choices, wherever the weights begin. Thread-safe."""
     with _choosing:
         return _made(kind, weights._replace(offset=0), *choices)
 
@@ -105,7 +105,7 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, boo
 
 
 def after_packing(packing: Packing, launch: Prepared) -> Callable[..., None]:
-    """Build (x, w, bias, y), which calls ``launch`` with packed weights.
+    """Build a function (x, w, bias, y) that packs w where needed and calls ``launch`` with it.
 
     Frozen weights take the ordinary launch: an early one reads x before it waits (Kernel.prepare), and the kernel
     before it may still write x."""

@@ -11,7 +11,7 @@ from numba import int32
 from numba_tconv.ptx import device_function, mbarrier_arrive, mbarrier_init, mbarrier_wait
 
 BARRIER = 8  # bytes
-FULL, EMPTY = 0, 1  # a producer's first wait ends at once
+FULL, EMPTY = 0, 1  # the parities of a first wait: a producer's wait for an empty stage ends at once
 
 
 class Pipe(NamedTuple):
@@ -31,7 +31,7 @@ class Slot(NamedTuple):
 
 @device_function
 def init_stage(pipe, stage, fills, releases):
-    """By one thread: ``fills`` arrivals make a stage full, ``releases`` empty."""
+    """One thread initialises a stage: ``fills`` arrivals make it full, ``releases`` arrivals empty."""
     mbarrier_init(pipe.full + BARRIER * stage, fills)
     mbarrier_init(pipe.empty + BARRIER * stage, releases)
 
@@ -43,7 +43,7 @@ def wait_full(pipe, slot):
 
 @device_function
 def release(pipe, stage):
-    """This thread, or its warp, has read the stage."""
+    """Arrive at the stage's empty barrier: this thread, or its warp, has read the stage."""
     mbarrier_arrive(pipe.empty + BARRIER * stage)
 
 
@@ -54,6 +54,7 @@ def stage_before(pipe, slot):
 
 @device_function
 def advance(pipe, slot):
+    """The next turn: the parity changes when the ring begins again."""
     stage, parity = int32(slot.stage + 1), slot.parity
     if stage == pipe.stages:
         stage, parity = int32(0), int32(parity ^ 1)

@@ -1,7 +1,7 @@
 """Tiles of sums in registers, on CUDA cores: sizes, and the order of products.
 
-A register bank reads one operand a clock, unless it is kept from the product before. So rows are multiplied forth and
-back, and ``exchanged`` sums lie in another bank than their columns."""
+A register bank delivers one operand a clock; an operand of the product before is kept. So every other row is multiplied
+backwards, and ``exchanged`` sums lie in another bank than their columns."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class WarpTile(ThreadTile):
 
     @property
     def exchanged(self) -> bool:
+        """Whether the sums of two neighbouring columns are swapped (the module's docstring)."""
         return self.thread_n <= 8
 
     @property

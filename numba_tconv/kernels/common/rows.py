@@ -17,7 +17,7 @@ from .arguments import arguments
 from .tensor_map import ALIGNMENT, lies_in_rows, row_pitch
 
 THREADS = 256
-LAYER = 1 << 31  # vectors, in 32 bits
+LAYER = 1 << 31  # most vectors in a layer of the grid, counted in 32 bits
 
 
 class Source(NamedTuple):
@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 class Result(NamedTuple):
     data: object
-    vectors: int  # a row
+    vectors: int  # of a row
     layer_rows: int
     rows: int
 
@@ -90,7 +90,7 @@ def _prepared(
 
 
 def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
-    """Copy (outer, inner, L) of any strides to a contiguous (outer, inner, ``pitch``), on the current stream.
+    """Copy (outer, inner, L), any strides, to contiguous (outer, inner, ``pitch``) on the current stream.
 
     Element e of a row is the tensor's element ``e + first``, or zero. ``pitch``: elements, a multiple of 16 bytes."""
     x = Layout.of(tensor)
@@ -101,7 +101,7 @@ def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
 
 
 def to_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy (N, C, L) to aligned rows."""
+    """Copy (N, C, L) to rows that begin at multiples of 16 bytes."""
     length = tensor.shape[2]
     return copied(tensor, row_pitch(length, tensor.element_size()))[:, :, :length]
 

@@ -1,4 +1,4 @@
-"""Sectors of 32 bytes. Copies that put a sector's halves into two shared sectors fetch it twice."""
+"""Sectors of 32 bytes. A copy fetches a sector twice if its halves go to two sectors of shared memory."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ ENTRY = 8  # bytes of an entry before dynamic shared memory
 
 
 def entries_before(entries: int, distance: int = 0) -> int:
-    """Round ``entries`` up: the byte ``distance`` (a multiple of 16) behind them begins a sector."""
+    """``entries`` rounded up, so that the byte ``distance`` (a multiple of 16) behind them begins a sector."""
     return entries + -(entries + distance // ENTRY) % (SECTOR // ENTRY)

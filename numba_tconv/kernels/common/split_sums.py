@@ -1,7 +1,7 @@
 """Split-K over input channels, for problems whose tiles are too few to fill a GPU.
 
-The split is a grouped problem on the same tensors; its float32 outputs are partial sums. A second kernel adds them in a
-fixed order, adds the bias and converts."""
+The split is a grouped problem on the same tensors; its float32 outputs are partial sums. A second kernel adds them and
+the bias in a fixed order, and converts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from numba_tconv.runtime.layout import room
 
 from .arguments import Bias, arguments
 
-# Rounded up to divisors of the channels.
+# Numbers of parts to try, rounded up to divisors of a group's channels.
 PARTS = 2, 3, 4, 6, 8, 12, 16
 FEWEST_CHANNELS = 16
 SECOND_LAUNCH = 0.0031  # ms
 SUM_BANDWIDTH = 1.64e9  # bytes a millisecond
-LEAST_GAIN = 0.0015  # ms, a model's error
+LEAST_GAIN = 0.0015  # ms; less is within the cost model's error
 THREADS = 128
 VECTOR = 4
 BATCH = 4  # parts in flight
-MOST_SUMS = 2**31 - 1  # in 32 bits
+MOST_SUMS = 2**31 - 1  # their indices have 32 bits
 
 
 @lru_cache(maxsize=1024)
@@ -58,7 +58,7 @@ def numbers_of_parts(problem: Problem) -> list[int]:
 
 
 def worthwhile(problem: Problem, share: float, rounds: int = 2) -> list[int]:
-    """Numbers of parts up to the first that fills the GPU ``rounds`` times; one fills ``share`` of it."""
+    """Numbers of parts up to the first that fills the GPU ``rounds`` times; one part fills ``share`` of it."""
     parts = numbers_of_parts(problem)
     enough = next((z for z, splits in enumerate(parts) if splits * share >= rounds), len(parts))
     return parts[: enough + 1]
@@ -80,10 +80,10 @@ def _load_one(values, z, sums, index):
 
 
 def make_add_up(element: Element, width: int):
-    """Build the addition of ``width`` neighbouring outputs of a group, from output ``e`` on.
+    """Build ``add_up``, which sums ``width`` neighbouring outputs of a group, from output ``e`` of all on.
 
-    ``totals`` receives bias plus sums, in float32. ``first_sum``: index in the first part. ``values``: BATCH *
-    ``width``."""
+    ``totals`` receives the bias and all parts, in float32. ``first_sum`` is the index of e's sum in the first part.
+    ``values`` is room for ``BATCH * width`` sums."""
     load, load_sums = element.load, _load_one if width == 1 else load_vector
 
     @device_function
@@ -166,11 +166,13 @@ def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, e
 
 @dataclass(frozen=True)
 class SecondStage:
+    """The launch that adds up ``sums`` partial sums: (partial sums, bias, y)."""
+
     sums: int
     launch: Prepared
 
     def after(self, first: Callable, index: int) -> Callable:
-        """(x, w, bias, y): ``first``, then this launch, on GPU ``index``."""
+        """A function (x, w, bias, y): ``first`` computes the partial sums, then they are added up, on GPU ``index``."""
         sums_room, add_up = room((self.sums,), torch.float32, index), self.launch
 
         def both(x, w, bias, y):

@@ -1,6 +1,6 @@
 """Tensor maps on the host: the boxes that the copy engine fetches (ptx/tensor_maps.py).
 
-Tensors laid out alike share a map; kernels write addresses in."""
+Tensors laid out alike share a map; kernels write the address into a copy."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _hand_over(maps, at):
 def publish(template, address, maps, at, lane):
     """Publish ``template`` with ``address`` to global ``maps``, by a warp; ``at``: 128 shared bytes.
 
-    Copies need an acquire first."""
+    A lane that copies by the map calls ``tensormap_acquire`` first."""
     _stage(template, at, lane)
     if lane == 0:
         tensormap_replace_address(at, address)
@@ -120,7 +120,7 @@ def publish(template, address, maps, at, lane):
 
 
 def make_publish(itemsize: int):
-    """Build ``publish`` and ``acquire``, by a warp: ``boxes`` maps, each of every ``boxes``-th channel.
+    """Build ``publish`` and ``acquire``, by a warp: map b of ``boxes`` has the channels b, b + boxes, ...
 
     A map begins at the multiple of 16 bytes before its first row. ``maps``: global address; ``at``: 128 shared bytes;
     ``early``: elements from a multiple of 16 bytes to the tensor."""

@@ -1,6 +1,6 @@
 """A stage's weights, copied to shared memory as they lie: the first half of every packing kernel.
 
-Neighbours in global memory are one channel's taps, in a packed stage different channels. So a block copies a box along
+Neighbours in global memory are taps of one channel, in a packed stage different channels. So a block copies a box along
 the taps, in 16 bytes where runs allow it, and gathers from shared memory."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ELEMENTWISE, ALONG_CHANNELS, ALONG_PHASES = 0, 1, 2
 
 @dataclass(frozen=True)
 class Box:
-    """A block's (input channel, output channel, tap of a row, phase)."""
+    """What a block packs: input channels, output channels, taps of a row, phases."""
 
     dtype: torch.dtype
     depth: int

@@ -41,7 +41,7 @@ class DirectConfig:
 
     @property
     def families(self) -> int:
-        """Output z belongs to family z mod families, of one phase."""
+        """As Config.families (tile.py)."""
         return min(self.taps.stride, VECTOR)
 
     @property

@@ -39,7 +39,7 @@ BATCH = 4  # vectors in flight
 
 
 class Families(NamedTuple):
-    """Local arrays."""
+    """A thread's local arrays."""
 
     newest: object  # place of the first tap's input
     first_weight: object
@@ -249,7 +249,7 @@ def make_kernel(config: Config) -> Kernel:
 class Form(NamedTuple):
     """A form of the rung; ``plan`` gives passes and stretches.
 
-    A configuration has the ``lanes`` of a team, the ``threads`` of a block, ``shared_bytes(passes)``, the kernel's last
+    A configuration has a team's ``lanes``, a block's ``threads``, ``shared_bytes(passes)``, the kernel's last
     ``arguments(rows, passes)``, and ``work()`` in words."""
 
     make_kernel: Callable

@@ -1,6 +1,6 @@
 """The depthwise rung's form for long filters, whose weights no thread's registers hold.
 
-A thread makes neighbouring columns of all phases and output channels of a group, with sums and a window in registers. A
+A thread makes neighbouring columns of a group's phases and output channels, with sums and a window in registers. A
 16-byte load of weights serves a warp. Which tap meets which input is known at compile time.
 
 * Asynchronous copies bring channels while earlier ones are multiplied.

@@ -17,7 +17,7 @@ MOST_PRODUCTS = 512
 MOST_IN_PLACE = 128
 MOST_SAMPLES = 2**30  # of a row, in 32 bits
 MOST_ROWS = 2**31 - 1  # along x of the grid
-ENOUGH_BLOCKS = 2048  # before stretches take more passes
+ENOUGH_BLOCKS = 2048  # beyond, stretches take more passes
 GRID_AXIS = 65_535
 
 
@@ -32,7 +32,7 @@ class Meeting:
 
     @cached_property
     def window(self) -> int:
-        """Elements of a grad_output channel."""
+        """Elements of a grad_output channel that the positions meet."""
         return (self.positions - 1) * self.taps.stride + (self.taps.kernel_size - 1) * self.taps.dilation + 1
 
     @cached_property

@@ -42,7 +42,7 @@ class Config:
 
     @cached_property
     def families(self) -> int:
-        """Output z belongs to family z mod families, of one phase."""
+        """Output z belongs to family z mod families; a family has one phase."""
         return self.taps.stride if self.vector % self.taps.stride == 0 else self.vector
 
     @cached_property
@@ -63,7 +63,7 @@ class Config:
 
     @property
     def min_blocks(self) -> int:
-        """For 48, 64 or 128 registers a thread."""
+        """Leaves 48, 64 or 128 registers a thread."""
         words = self.weights * self.words if self.keeps_weights else WEIGHT_WORDS
         return 5 if words <= 12 and self.vector < 8 and self.taps.gap == 1 else 4 if words <= 16 else 2
 

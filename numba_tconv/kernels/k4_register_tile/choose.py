@@ -50,7 +50,7 @@ APART = dict(block_n=64, thread_m=4, thread_n=8, lanes_m=4, min_blocks=4, deepes
 MOST_PHASES = 8
 
 MOST_ROUNDS = 4
-FEW_ROUNDS = 2  # below, by ``few_cost``
+FEW_ROUNDS = 2  # with fewer, ``few_cost`` decides
 CLEARLY = 0.98  # share of the usual tile's time
 CALL = 0.02  # ms; below, another launch gains nothing
 
@@ -93,7 +93,7 @@ def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Devi
 
 
 def clearly_better(problem: Problem, usual: Config, x_vector: int, device: Device, parts: Iterable[int]) -> Config:
-    """The fastest by ``few_cost``, or ``usual`` unless CLEARLY slower."""
+    """The fastest by ``few_cost`` if it is CLEARLY faster than ``usual``, else ``usual``."""
     least, best, number = CLEARLY * few_cost(problem, usual, device), usual, usual.splits
     for splits in parts:
         part, second = split(problem, splits), second_stage_ms(problem, splits, 4)

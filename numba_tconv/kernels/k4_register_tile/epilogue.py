@@ -11,9 +11,9 @@ from .tile import Config
 
 
 def make_store(config: Config):
-    """Build the store of a block's first ``config.threads`` threads; outputs that no tap reaches are the bias, or zero.
+    """Build ``store``, by the block's first ``config.threads`` threads; outputs without a tap are the bias, or zero.
 
-    ``values``: a local array of ``y_vector``."""
+    ``values``: a local array of ``y_vector`` elements."""
     threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.pitch
     stride, dilation, gap, rows = config.stride, config.dilation, config.taps.gap, config.taps.rows
     phases, channels, accumulator = config.phases, config.channels, ELEMENTS[config.dtype].accumulator

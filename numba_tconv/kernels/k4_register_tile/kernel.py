@@ -7,7 +7,7 @@
 * epilogue.py: interleaves the phases; consecutive threads write consecutive outputs.
 
 Long float32 sums are accumulated in blocks, to limit the rounding error. Where K is no multiple of the stride, a block
-may take rows of one phase: only existing taps.
+may take rows of one phase, so that it multiplies only existing taps.
 
 Measured (H200, kb64, float32): 8.37 ms, 4.0 times k3."""
 
@@ -51,7 +51,7 @@ from .tile import Config, tiny
 def make_advance(config: Config, multiply: Callable):
     """Build ``advance``: multiplies up to stage ``end``, copies ahead, returns the Progress.
 
-    ``tails``: of Multiply.tails_of. ``live``: whether the thread multiplies."""
+    ``tails``: from Multiply.tails_of. ``live``: whether the thread multiplies."""
     threads, vector, stages, block_k = config.threads, config.vector, config.stages, config.block_k
     x_stage, w_stage, itemsize = config.x_stage, config.w_stage, config.itemsize
     slot_size, reach, chunk_shift = x_stage + w_stage, config.halo + config.lead, config.chunk_shift
@@ -102,7 +102,7 @@ def make_advance(config: Config, multiply: Callable):
 
 @cache
 def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_register_tile") -> Kernel:
-    """``make_multiply``: k5_dmma has its own."""
+    """The kernel of k4, or of k5_dmma with its own ``make_multiply``."""
     threads, vector, block_n = config.threads, config.vector, config.block_n
     stages, w_stage = config.stages, config.w_stage
     warp_columns, window_offsets = 32 // config.lanes_m * config.thread_n, config.entries - 2
@@ -154,7 +154,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         while partial and stage < total:
             progress = Progress(stage, chunk, channel)
             stage, chunk, channel = advance(progress, end, block, registers, lane, tails, live, x, packed, sizes, grid)
-            # Sums changed in ``advance`` would be moved every stage.
+            # Not in ``advance``, where the compiler would move the sums at every stage.
             if stage < total:
                 if stage > partial:
                     add_partial_sums(registers.sums, shared, partials + thread * vector)

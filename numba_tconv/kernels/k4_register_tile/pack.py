@@ -63,7 +63,7 @@ class Weight(NamedTuple):
     channel: int
     tap: int
     phase: int
-    of_tile: bool  # its row exists
+    of_tile: bool  # the tile has its row
 
 
 def order_of(config: Config) -> Order:
@@ -83,7 +83,7 @@ def place_by_rows(order: Order):
 
 
 def place_by_fragments(order: Order, fragment):
-    """The same for fragments, the first two registers of mma_a."""
+    """As ``place_by_rows``, in fragments: the first two registers of mma_a."""
     tap_chunk, tiles = order.tap_chunk, order.block_m // 16
 
     def place(e):
@@ -95,7 +95,7 @@ def place_by_fragments(order: Order, fragment):
 
 
 def box_of(order: Order) -> Box:
-    """A block's weights: channels of a stage, in MOST_BYTES if possible."""
+    """The weights of a block: a stage's channels, or as many as fit in MOST_BYTES."""
     unit = 4 if order.fragments else 1
     weights = order.channels * order.tap_chunk * order.phases * order.dtype.itemsize
     fitting = (k for k in range(order.block_k, 0, -1) if order.block_k % k == 0 and k % unit == 0)

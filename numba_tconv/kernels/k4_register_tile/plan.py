@@ -37,7 +37,7 @@ def plan_of(
 ) -> tuple[TilePacking, Prepared, SecondStage | None]:
     """The packing, the launch, and split-K's second stage or None.
 
-    ``config`` None: chosen, with stores of single elements unless ``y_aligned`` to 16 bytes."""
+    Without ``config`` one is chosen; it stores single elements unless y is aligned to 16 bytes (``y_aligned``)."""
     given, config = config, config or choose(x, problem, device)
     # k4 triggers no early launch: early blocks gather on few multiprocessors.
     second = second_stage(problem, x.dtype, config.splits, has_bias, device.launches_early)

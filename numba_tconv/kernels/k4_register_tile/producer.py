@@ -31,7 +31,7 @@ def make_aim(config: Config, warps: int, first_thread: int = 0):
 def make_load_window(config: Config, warps: int, first_thread: int = 0):
     """Build ``load_window``: copies a stage's window to element ``slot`` of shared memory.
 
-    ``channel``: offset in x of the stage's first. Channels from ``channels_left`` on become zeros."""
+    ``channel``: offset in x of the stage's first channel. Channels from ``channels_left`` on become zeros."""
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
     width, block_k = config.width, config.block_k
     x_copies, whole_chunks, copy = -(-x_per_row // 32), config.whole_chunks, cp_async(x_vector)

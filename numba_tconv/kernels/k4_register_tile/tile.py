@@ -29,7 +29,7 @@ class Config(WarpTile):
     several_chunks: bool  # a row has more than one
     ragged: bool  # some rows lack the last tap
     whole_chunks: bool  # channels fill whole stages
-    one_phase: bool  # of a block's rows
+    one_phase: bool  # a block's rows have one phase
     block_m: int
     block_n: int
     block_k: int
@@ -196,6 +196,7 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
 
 
 def storing_vectors(config: Config, problem: Problem) -> Config:
+    """The same with stores of vectors, where y's rows and columns allow it."""
     if problem.stride > 1:
         return config
     first, columns = config.columns(problem)

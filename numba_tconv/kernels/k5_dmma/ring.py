@@ -44,6 +44,7 @@ OF_MULTIPLYING, OF_COPYING = 1, 2  # named barriers; 0 is the block's
 
 
 def make_fill_ring(config: Config):
+    """Build ``fill_ring``: producer warps copy every stage of a tile."""
     threads, stages, block_k, itemsize = config.threads, config.stages, config.block_k, config.itemsize
     width, copied, reach, chunk_shift = config.width, config.copied, config.halo + config.lead, config.chunk_shift
     x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
@@ -155,7 +156,7 @@ def make_kernel(config: Config) -> Kernel:
                     )
                     last = tails if left <= int32(grid.channel_chunks) else int32(-1)
                     multiply(registers, Stage(shared, in_window, in_weights), last)
-                fence_async()  # before the copy engine writes
+                fence_async()  # before the copy engine overwrites the stage
                 mbarrier_arrive(empty + 8 * slot)
                 left, slot = int32(left - 1), int32(slot + 1)
                 if slot == stages:

@@ -39,7 +39,7 @@ TILES = (
 )
 RING = Sizes(64, 128, 64, 32, 8, 2)  # ring.py's
 FEWEST_STAGES, MOST_STAGES = 3, 6
-MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # of a stage; as long as its latency
+MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # most of a stage; a stage's latency, in channels
 MOST_PRODUCTS = 96  # unrolled
 TURN_PRODUCTS = 32  # in a turn; more spill
 
@@ -117,7 +117,7 @@ def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Conf
     for sizes in TILES:
         depth = sizes.depth if device.cc >= (9, 0) else 0
         unit = max(CHANNELS, depth)
-        # Beside 32 x 32 sums, addresses of elements spill.
+        # Beside 32 x 32 sums, the addresses of single elements spill.
         fewer = x_vector == 1 and sizes.rows * sizes.columns == 1024
         blocks = max(2, round(sizes.blocks * share)) - fewer
         if blocks == 1:

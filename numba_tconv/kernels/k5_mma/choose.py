@@ -49,7 +49,7 @@ def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tup
 
 
 def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
-    """Taps of a window: a row if it fits, else a chunk with few missing taps."""
+    """Taps of a window: a whole row, or a chunk with few missing taps."""
     t, vector = problem.taps, 16 // base.itemsize
     products = fragments * RUN * (2 * base.parts - 1)
 
@@ -87,7 +87,7 @@ def choose(
 
 
 def _intensity(problem: Problem, tile: Tile) -> float:
-    """FLOPs a byte, for any length: all share a kernel."""
+    """FLOPs a byte at a great length, since all lengths share a kernel."""
     p = replace(problem, batch=1, length=ANY_LENGTH, output_padding=max(problem.output_padding, 0))
     return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
 
@@ -133,7 +133,7 @@ def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
 
 
 def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
-    """With resident weights.
+    """The configuration with resident weights.
 
     None if they do not fit, tiles are few, windows begin inside copies or counts exceed 32 bits."""
     known = RESIDENT_FRAGMENTS[base.parts]

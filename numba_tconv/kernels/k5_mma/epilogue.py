@@ -93,7 +93,7 @@ def make_store_tile(config: Config):
         while round < rounds:
             stage_sums(sums, shared, base, at, row0, column0, column1, out.alignment.offset)
             barrier_sync(thread.team + 1, threads)
-            # Only now have the sums left their registers.
+            # Only now are the sums' registers free.
             extent, straight = aim(n, j, out)
             head = head_of(n, co, extent, out, thread.warp)
             write(straight, out, staging, Place(n, j, row, co, channels_left, extent, head), thread)
@@ -129,7 +129,7 @@ def make_store_tile(config: Config):
 
 
 def _make_stage(config: Config):
-    """Build make_store_rounds' ``stage``; ``lane_at``: addresses of two runs; row of warps."""
+    """Build ``stage`` for make_store_rounds; ``lane_at``: addresses of two runs, and the warp's row."""
     fragments, row_warps = config.fragments, config.row_warps
 
     @device_function

@@ -60,7 +60,7 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def _make_multiply(config: Config):
-    """Build the products of a stage; returns their factor."""
+    """Build ``multiply``: adds a stage's products to ``acc``, returns the factor of the sums."""
     chunks, stage_weights = config.chunks, config.tile.depth_weights
     chunk_bytes = config.tile.depth * config.pitch * config.tile.itemsize
     load_window, products = make_window(config), make_products(config)

@@ -11,7 +11,7 @@ from numba_tconv.kernels.common.tensor_core.tile import COLUMNS, Tile
 WARP_COLUMNS = 64
 RUN = 8  # columns of a lane
 COLUMN_WARPS = COLUMNS // WARP_COLUMNS
-# By operand halves; estimated.
+# Besides sums and windows; by operand halves, estimated.
 OTHER_REGISTERS = {1: 32, 2: 52}
 MOST_STORES = 16  # unrolled
 

@@ -124,7 +124,7 @@ class Tile(NamedTuple):
 
 
 class Step(NamedTuple):
-    """To the next tile."""
+    """The distance to the next tile."""
 
     samples: int
     columns: int
@@ -141,7 +141,7 @@ class View(NamedTuple):
 
     address: int  # in the first stage
     rounded: bool  # by the copy engine
-    some_outside: bool  # ``outside`` of some lane of the warp
+    some_outside: bool  # whether any lane of the warp has an ``outside``
     outside: int  # operands.make_beyond
     together: int  # elements a load
 
@@ -207,7 +207,7 @@ class Buffers(NamedTuple):
 
     shared: object
     as_stored: object  # as elements of x
-    base: int  # its address
+    base: int  # address of ``shared``
     at: int
     extras_at: int  # of staged biases
     turns: int  # mbarriers of a shared buffer

@@ -1,4 +1,4 @@
-"""The choice of a configuration by a cost model, fitted to measurements.
+"""Choice of a configuration by a cost model, fitted to measurements.
 
 A stage lasts as long as its products plus its copies. Stores hide behind products unless both warpgroups store
 together."""
@@ -20,7 +20,7 @@ BANDWIDTH = 3.704e9  # bytes a millisecond
 LOADED = 3.83e7  # bytes of resident weights a millisecond
 EXPOSED = 0.05  # of the shorter of memory's and compute's time
 BULK_TRAFFIC = 1.096  # factor of memory time
-ENDS = 667  # bytes of a run's unaligned ends, times an element's
+ENDS = 667  # bytes of a run's unaligned ends, times an element's bytes
 # Clocks, and factors:
 PRODUCT = 0.155  # a row of a 64-column product
 SPLIT = 2.5  # factor of split products

@@ -221,7 +221,7 @@ def make_kernel(config: Config) -> Kernel:
             if paired:
                 x_at = int32(x_at + crew * window.region)
             weights_at = int32(0 if resident else ring_at + regions * window.region)
-            # Opaque, else recomputed for each stage.
+            # Opaque: otherwise it is computed anew for each stage.
             descriptor0 = recomputed(int32(descriptor_of(base + weights_at, rows * 16, 0)))
             staging, extras = int32(staging_at + crew * own_staging), int32(extras_at + crew * own_extras)
             if resident:

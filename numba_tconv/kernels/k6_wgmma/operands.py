@@ -26,7 +26,7 @@ def lane_rows_of(tile: Tile) -> int:
 
 
 def make_beyond(config: Config):
-    """Build ``beyond``: a window's columns before its row, plus 256 times those behind; ``element``: its first."""
+    """Build ``beyond``: columns of a window before its row, plus 256 times those behind; ``element``: its first."""
     window = 4 + config.tile.halo
 
     @device_function
@@ -69,7 +69,7 @@ def _make_clear(config: Config):
     return clear
 
 
-# Barriers keep branches from becoming predicated loads. The slowest comes first: tests cost clocks.
+# ``syncwarp`` keeps branches from becoming predicated loads. The slowest way is tested first, as tests cost clocks.
 
 
 def _make_singles(config: Config, first: int, end: int):
@@ -220,7 +220,7 @@ def make_view(config: Config):
         rounded, some, beyond, together = False, False, int32(0), int32(4)
         if some_rounded or not aligned:
             if not aligned:
-                # In any sample: its columns are a multiple of eight.
+                # The same in every sample, whose columns are a multiple of eight.
                 begin = int32(int32(x.early + samples.first_column + j) - int32(before + chunk * shift))
                 x_at = int32(x_at + (begin & (vector - 1)) * itemsize)
                 begins = int32(begin | int32(x.stride_c))

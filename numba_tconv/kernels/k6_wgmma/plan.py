@@ -52,7 +52,7 @@ def plan_of(
     y_offset: int,
     device_index: int | None,
 ) -> Plan:
-    """The plan; ``config`` None: by the cost model.
+    """The plan; without ``config`` the cost model chooses one.
 
     ``strides``: of x, in elements. ``offset``, ``y_offset``: bytes from a multiple of 16 to x, and from a sector to y.
     """

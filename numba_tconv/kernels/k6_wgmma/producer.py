@@ -84,7 +84,7 @@ def make_fill(config: Config):
 
     @device_function
     def fill_in_vectors(x, origin, address, lane, barrier):
-        """From rows that begin and end at multiples of 16 bytes."""
+        """Copies rows that begin and end at multiples of 16 bytes."""
         window, samples = x.window, x.samples
         e = recomputed(lane)  # saves registers
         while e < all_vectors:
@@ -159,7 +159,7 @@ def make_fill(config: Config):
 def make_produce(config: Config):
     """Build ``produce``: a producer warp brings every fourth stage.
 
-    At most a warp a slot copies: two rounds ahead, it would mistake an older phase for its own."""
+    At most one warp a slot copies: a warp two rounds ahead would mistake an older phase for its own."""
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, config.depth, config.stage_weights, config.ring
     vector, config_depths, last = ALIGNMENT // itemsize, config.depths, regions - 1
@@ -179,7 +179,7 @@ def make_produce(config: Config):
         firsts, lasts = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         weights_at = int32(regions * region_bytes)
         window_bytes, own_weights = int32(depth * x.window.pitch), int32(stage_weights if streamed else 0)
-        # The loop limits copies: it does not divide.
+        # This loop limits the copies, so it divides nothing.
         together = int32(min(PRODUCERS, stages))
         at, barrier, ahead = int32(ring_at + warp * slot), int32(full + 8 * warp), int32(stages - warp)
         parity, to_empty, ring = int32(1), int32(pipe.empty - full), int32(stages * slot)

@@ -44,7 +44,7 @@ def make_locate(config: Config):
 
 
 def make_walk(config: Config):
-    """Build a tile's sample and column: ``sample_of`` a column tile, and ``walk`` by a step, without division."""
+    """Build two ways to a tile's sample and column: ``sample_of`` a column tile, ``walk`` on by a step, undivided."""
     advance = config.tile.advance
 
     @device_function

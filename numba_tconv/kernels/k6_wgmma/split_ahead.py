@@ -40,10 +40,9 @@ def row_of(lane):
 
 
 def make_split_window():
-    """Build ``split_window``, for a warp.
+    """Build ``split_window``: a warp splits a window, returns the factor of the products.
 
-    Elements outside ``first``, ``last`` (in a row without shear) become zeros. ``scales``: of the weights. Returns the
-    factor of the products."""
+    Elements before ``first`` and from ``last`` on (in a row without shear) become zeros. ``scales``: of the weights."""
     load, own_row = ld_shared(VECTOR, float32), device_function(row_of)
 
     @device_function
@@ -107,7 +106,7 @@ def make_split_window():
 
 
 def make_split_stage(config: Config):
-    """Build ``split_stage``: a warp splits the stage at address ``at``; ``slot``: 8 bytes a stage before it."""
+    """Build ``split_stage``: a warp splits the stage at address ``at``; ``slot``: 8 times the stage's number."""
     last, regions, split_window = config.regions - 1, config.regions, make_split_window()
 
     @device_function

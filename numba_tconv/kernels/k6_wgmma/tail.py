@@ -1,4 +1,4 @@
-"""The last column of every sample on CUDA cores, where it alone would take k6 one more tile.
+"""Every sample's last column on CUDA cores, where it alone would take k6 one more tile.
 
 A thread takes a row of a tile and a share of its weights. Partial sums are added in a fixed order. Early blocks gather
 on few multiprocessors, so long sums do not begin early."""
@@ -67,7 +67,7 @@ class Pieces(NamedTuple):
     first: int  # stage and tap, as a number of taps
     row: int
     piece: int
-    parts: int  # pieces to the next
+    parts: int  # from one piece to the thread's next
 
 
 class Products(NamedTuple):
@@ -78,7 +78,7 @@ class Products(NamedTuple):
 
 
 class Multiply(NamedTuple):
-    """Device functions (index, (Products, Pieces)) of a piece, and of LOADS."""
+    """Device functions (index, (Products, Pieces)) for one piece, and for LOADS."""
 
     load: Callable
     multiply: Callable

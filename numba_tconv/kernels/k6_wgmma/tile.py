@@ -19,10 +19,10 @@ THREADS = CONSUMERS * 128 + PRODUCERS * 32
 REGISTERS = 216, 72
 BLOCKS = 2  # of 64 columns
 WIDEST = 2 * COLUMNS
-SHARED_PER_BLOCK = H200.shared_per_block  # in all of compute capability 9.0
+SHARED_PER_BLOCK = H200.shared_per_block  # of compute capability 9.0
 MOST_STAGES = 12
 FEWEST_STAGES = 4
-ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
+ROW_CHOICES = 128, 96, 80, 64  # most rows of a tile
 # Padding may multiply a sample's columns by this, so that samples share no window (filled by vectors; by elements).
 MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
 # With fewer stages, a deeper ring beats a second staging buffer.
@@ -43,7 +43,7 @@ class Config:
     # For staging: 2 (one a warpgroup), 1 (shared by turns), 0 (epilogue/part.py); in bulk, a warpgroup's.
     buffers: int
     bulk_channels: int = 0  # handed to the copy engine together, or 0
-    round_buffers: int = 1  # of each (epilogue/rows.py)
+    round_buffers: int = 1  # of a staging buffer (epilogue/rows.py)
     joined: bool = False  # samples lie end to end (input.py)
     depths: int = 1  # of a stage: 1 or ``unroll``
     splits: int = 1
@@ -289,7 +289,7 @@ def deepest(config: Config) -> Config | None:
 
 
 def with_deep_stages(problem: Problem, config: Config) -> Config:
-    """With stages of ``unroll`` depths, if the ring is deepest and no stage spans groups: fewer copies and waits."""
+    """Gives stages ``unroll`` depths, if the ring is deepest and no stage spans groups: fewer copies and waits."""
     unroll, own = config.unroll, problem.in_channels_per_group
     of_one_group = problem.groups == 1 or own % (unroll * config.tile.depth) == 0
     if config.stages < MOST_STAGES or not of_one_group:

@@ -22,7 +22,7 @@ from numba_tconv.runtime.kernel import Kernel, flat
 from .arguments import Mask, Stream
 from .tile import Config
 
-READS = 8  # frames of a thread in flight; one of each slot where those are more
+READS = 8  # frames of a thread in flight, or one of each slot if more
 
 
 @device_function
@@ -32,9 +32,9 @@ def is_live(mask, n):
 
 
 def make_read(config: Config):
-    """A device function ``read(frames, x, state, first_channel, channels, first_slot, first_frame, stream)``.
+    """Build ``read(frames, x, state, first_channel, channels, first_slot, first_frame, stream)``.
 
-    It copies a block's frames, converted, into shared memory: (input channels, window, slots), zeros behind the last.
+    It copies a block's frames, converted, to shared memory (input channels, window, slots), with zeros after the last.
     """
     element, threads, window = ELEMENTS[config.dtype], config.threads, config.window
     slots, kept, in_per_group = config.slots, config.kept, config.in_per_group
@@ -82,7 +82,7 @@ def make_read(config: Config):
 
 
 def make_multiply(config: Config):
-    """A device function ``multiply(sums, now, after, frames, at, w, offset, count)``.
+    """Build ``multiply(sums, now, after, frames, at, w, offset, count)``.
 
     It sums a column over ``count`` input channels: weights from ``offset`` of ``w`` on, frames from element ``at`` of
     shared memory on. ``now`` and ``after``: ``ahead`` weights each, multiplied and loaded.
@@ -121,7 +121,7 @@ def make_multiply(config: Config):
 
 
 def make_keep(config: Config):
-    """A device function ``keep(x, state, mask, first_channel, channels, first_slot, stream)``.
+    """Build ``keep(x, state, mask, first_channel, channels, first_slot, stream)``.
 
     It writes a block's part of the new state. One thread a row goes forward, so that it reads a frame before it
     overwrites it.

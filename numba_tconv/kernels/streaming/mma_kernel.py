@@ -4,8 +4,8 @@
                               frames of a stage, once the last block has read them --> new state
 
 A row is an output channel and a phase r, a column a slot's new frame. A stage holds the rows' taps and all frames of
-some input channels. Tap r + q*stride multiplies the frames q before the columns' own. Warps share the input channels of
-a stage, and more than MOST_COLUMNS columns; their sums are added in one order.
+some input channels. Tap r + q*stride multiplies the frames q before the columns' own. Warps share a stage's input
+channels, and more than MOST_COLUMNS columns; their sums are added in one order.
 
 Frames lie by time, then by slot: the columns' are adjacent for every q, and so is the new state. Blocks that read the
 same frames draw a ticket each stage; the last one writes the new state from shared memory.
@@ -45,7 +45,7 @@ load_word, load_number, load_words = ld_shared(1, int32), ld_shared(1, float32),
 
 
 def make_multiply(config: Config):
-    """A device function ``multiply(acc, rows, weights, frames, shift)`` that adds a warp's products of a stage.
+    """Build ``multiply(acc, rows, weights, frames, shift)``, which adds a warp's products of a stage.
 
     ``weights``, ``frames``: addresses of this lane's first input channel; ``rows``: bytes to the weights of its rows;
     ``shift``: bytes between two frames of a slot.
@@ -98,7 +98,7 @@ def make_multiply(config: Config):
 
 
 def make_keep(config: Config):
-    """A device function ``keep(number, shared, base, state, mask, place, sizes)``.
+    """Build ``keep(number, shared, base, state, mask, place, sizes)``.
 
     It writes the new state of stage ``number`` from the array ``shared`` at address ``base``.
     """

@@ -19,7 +19,7 @@ copy = cp_async_to(VECTOR)
 
 
 def make_load_weights(config: Config):
-    """A device function ``load(stage, w, first, channel, channels, outs)`` that begins to copy a stage's weights.
+    """Build ``load(stage, w, first, channel, channels, outs)``, which begins to copy a stage's weights.
 
     ``first``: element of the block's first weight; ``channel``: the stage's first input channel; ``outs``: output
     channels that exist. The rest is zeros.
@@ -51,10 +51,10 @@ def make_load_weights(config: Config):
 
 
 def make_load_frames(config: Config):
-    """Device functions that bring frames to address ``stage`` of shared memory, and the length of ``values``.
+    """Build ``begin`` and ``end``, which bring frames to address ``stage`` of shared memory.
 
-    ``begin(values, stage, x, state, place, channel, sizes)`` starts to load, ``end(values, stage, sizes)`` stores.
-    ``straight`` frames are copied without registers.
+    ``begin(values, stage, x, state, place, channel, sizes)`` starts the loads, ``end(values, stage, sizes)`` stores.
+    ``straight`` frames bypass registers. The third result is the length of ``values``.
     """
     threads, pitch, kept = config.threads, config.frame_pitch, config.kept
     columns, vector, stage_channels = config.columns, VECTOR // config.itemsize, config.stage_channels
@@ -124,7 +124,7 @@ def make_load_frames(config: Config):
 
 
 def _make_put(config: Config):
-    """A device function that stores 16 bytes of a slot to the rows of their frames."""
+    """Build the store of 16 bytes of a slot to their frames' rows."""
     itemsize, pitch, halves = config.itemsize, config.frame_pitch, 4 // config.itemsize
 
     @device_function

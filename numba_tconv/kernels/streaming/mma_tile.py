@@ -231,7 +231,7 @@ def _traffic(problem: Problem, config: Config) -> tuple[int, int]:
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Configurations with seams in tiny problems."""
+    """As Rung.tiny_configs."""
     usual = choose(problem, dtype)
     least = VECTOR // math.gcd(VECTOR, problem.kernel_size * dtype.itemsize)
     return [

@@ -1,4 +1,4 @@
-"""From the layouts of a step's tensors to its kernel and its launch."""
+"""Turns the layouts of a step's tensors into kernel and launch."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def kernel_of(config: AnyConfig):
 def prepare(
     x: Layout, weight: Layout, bias: Layout | None, has_mask: bool, problem: Problem, config: AnyConfig
 ) -> Callable[..., None]:
-    """A function (x, state, weight, bias, mask, y) that launches a step by ``config``, which ``choose`` gave.
+    """A function (x, state, weight, bias, mask, y) that launches a step by ``choose``'s ``config``.
 
     state (N, C_in, F) and y (N, C_out, T*stride) are contiguous; bias (C_out,) need not be. Nothing is checked.
     """

@@ -48,7 +48,7 @@ def take(count: int, index: int) -> torch.Tensor:
 def _lasting(count: int, index: int) -> torch.Tensor:
     """``count`` zeros of GPU ``index`` for any stream and graph.
 
-    Another thread makes them: the caller's memory may be of a graph's pool, which is used again.
+    Another thread makes them, because the caller may allocate in a graph's pool, which is used again.
     """
 
     def make():

@@ -17,7 +17,7 @@ COLUMNS = 32  # of a block with several blocks of input channels
 FEW_COLUMNS = 128  # of a block with one
 MOST_SUMS = 16  # 4-byte registers of a thread for sums
 AHEAD, FEW_AHEAD, MANY_SUMS = 8, 4, 8  # weights of a thread in flight; fewer in float64 or with many sums
-MOST_SHARED = 80 * 1024  # bytes of a block: two share a multiprocessor, from compute capability 9.0 and on 8.0
+MOST_SHARED = 80 * 1024  # bytes of a block: two fit on a multiprocessor of 8.0, or from 9.0 on
 MINIMUM_CC = 8, 0  # the first whose blocks may have so much
 
 
@@ -125,7 +125,7 @@ def _config(problem: Problem, dtype: torch.dtype, frames: int, slots: int) -> Co
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Configurations with seams in tiny problems."""
+    """As Rung.tiny_configs."""
     usual = choose(problem, dtype)
     return [
         usual,

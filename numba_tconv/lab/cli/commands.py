@@ -1,4 +1,4 @@
-"""The commands, but for their arguments."""
+"""What the commands do; parser.py has their arguments."""
 
 from __future__ import annotations
 
@@ -73,9 +73,6 @@ def named_precision(arguments) -> str:
     return checked_precision([arguments.dtype], arguments.precision) or "ieee"
 
 
-# --- bench -----------------------------------------------------------------------------------------------------
-
-
 def run_bench(arguments) -> int:
     with mistakes():
         chosen = workloads.expand(arguments.workloads, arguments.batch)
@@ -145,9 +142,6 @@ def describe(row: rows.Row) -> str:
     )
 
 
-# --- check ------------------------------------------------------------------------------------------------------------
-
-
 def run_check(arguments) -> int:
     precision = named_precision(arguments)
     with mistakes():
@@ -202,9 +196,6 @@ def in_simulator(argv: list[str]) -> int:
     return subprocess.run([sys.executable, "-m", "numba_tconv", *argv], env=environment).returncode
 
 
-# --- explain ----------------------------------------------------------------------------------------------------------
-
-
 def run_explain(arguments) -> int:
     if not arguments.workload:
         require_sizes(arguments)
@@ -229,9 +220,6 @@ def workload_cells(workload: Workload) -> list:
     others += [f"{p.groups} groups"] if p.groups > 1 else []
     sizes = p.batch, f"{p.in_channels} to {p.out_channels}", p.length, p.kernel_size, p.stride
     return [workload.name, workload.family, workload.note, *sizes, ", ".join(others)]
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def run_figures(arguments) -> int:
@@ -267,9 +255,6 @@ def _no_rows(data: Path) -> str:
     return f"{data} holds no rows: they are in a checkout of the repository (`bench` and `sweep` record more, on a GPU)"
 
 
-# --- inspect ----------------------------------------------------------------------------------------------------------
-
-
 def run_inspect(arguments) -> int:
     dtype, device = bench.DTYPES[arguments.dtype], DEVICES[arguments.cc]
     asked = checked_precision([arguments.dtype], arguments.precision)
@@ -303,9 +288,6 @@ def own_precision(name: str, direction: str, problem: Problem, dtype: torch.dtyp
     return next(able, precisions[0]) if dtype == torch.float32 else "ieee"
 
 
-# --- search -----------------------------------------------------------------------------------------------------------
-
-
 def run_search(arguments) -> int:
     dtype = bench.DTYPES[arguments.dtype]
     asked = checked_precision([arguments.dtype], arguments.precision) or "tf32"
@@ -333,9 +315,6 @@ def run_search(arguments) -> int:
         torch.cuda.empty_cache()
     print(f"rows added to {arguments.out}")
     return FAILED if wrong else 0
-
-
-# --- info, kernelbench ------------------------------------------------------------------------------------------------
 
 
 def run_info(arguments) -> int:

@@ -1,4 +1,4 @@
-"""Command ``demo``: check, compile and time what the machine allows; then show recorded results."""
+"""``demo``: check, compile and time what the machine allows; show recorded results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``explain``."""
+"""``explain``: which rung computes a problem, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads of k1 to k4."""
+"""Counts the loads of k1 to k4."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from .directions import Operands, by_torch, shape_of
 ORACLE_ELEMENTS = 1 << 27  # 1 GiB
 NO_TF32 = 1e-5  # relative norm of results not rounded to TF32
 
-# Bound of a rounding error's standard deviation relative to the product: b bits are off by up to 2**-b; a split operand
-# has 22 bits, and the product of low halves is left out.
+# Bounds of a rounding error's standard deviation, relative to the product: b bits are off by up to 2**-b. A split
+# operand has 22 bits; the product of low halves is left out.
 OPERANDS_SPREAD = {"tf32": 2**-11 * math.sqrt(2 / 3), "tf32x3": 2**-22 * math.sqrt(2 / 3 + 1 / 9)}
 MOST = math.sqrt(6)  # deviations of one product
 FEW = 64  # fewer numbers may all be off by more than a deviation

@@ -18,7 +18,7 @@ from .bench import DTYPES
 from .fuzz import Mismatch, check_cases
 
 SUMS = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-20, torch.float16: 2.0**-20}
-UNITS = 32  # of SUMS, for the longest sums and for phases
+UNITS = 32  # multiple of SUMS allowed for the longest sums and phases
 LONGEST = 40 if SIMULATOR else 3000
 
 

@@ -43,11 +43,8 @@ def mismatch(
 ) -> Mismatch | None:
     """Compare two outputs (N, C_out, L_out); None where all of ``got`` is right.
 
-        >>> p = Problem(1, 1, 2, 2, 3, stride=2)
-        >>> expected = torch.ones(1, 2, 6)
-        >>> got = expected.clone()
-        >>> got[:, :, 1::2] = 0
-        >>> mismatch(got, expected, p).pattern
+        >>> expected, wrong_phase = torch.ones(1, 2, 6), torch.tensor([1.0, 0.0] * 3)
+        >>> mismatch(expected * wrong_phase, expected, Problem(1, 1, 2, 2, 3, stride=2)).pattern
         'all of phase 1'
 
     An output is wrong if it is NaN, or off by more than ``tolerance`` times the largest expected magnitude. None is the

@@ -141,7 +141,7 @@ def replace_bytes(path: str | os.PathLike, content: bytes) -> bool:
 
 
 def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
-    """By (workload, direction, rung, dtype, precision, length): the newest of CALL, else FROZEN."""
+    """The newest of CALL, else FROZEN, by (workload, direction, rung, dtype, precision, length)."""
 
     def rank(row):
         return row.weights == CALL, row.time

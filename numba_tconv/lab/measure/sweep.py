@@ -17,7 +17,7 @@ SHORTEST, LONGEST = 2**10, 2**20  # samples of output
 def lengths(problem: Problem, shortest: int = SHORTEST, longest: int = LONGEST, factor: int = 2) -> list[int]:
     """Input lengths for powers of two from ``shortest`` to ``longest`` samples of output, ``factor`` apart.
 
-    An input position stands for ``stride`` samples, whatever the padding. Raises ValueError if there is no power.
+    An input position is ``stride`` samples, whatever the padding. Raises ValueError if no power fits.
     """
     samples = 1
     while samples < shortest:

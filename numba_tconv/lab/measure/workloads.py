@@ -95,7 +95,7 @@ def get(name: str) -> Workload:
 
 
 def of_sizes(problem: Problem) -> Workload:
-    """A layer named after its sizes, such as "c128to64k4s2p1"; batch and length are not in the name."""
+    """A layer named after its sizes without batch and length, such as "c128to64k4s2p1"."""
     sizes = f"c{problem.in_channels}to{problem.out_channels}k{problem.kernel_size}"
     for letter, value, default in (
         ("s", problem.stride, 1),

@@ -63,7 +63,7 @@ class Timed(machine.Measured):
 
 
 def make(name: str, batch: int, seconds: float) -> tuple[nn.Module, torch.Tensor]:
-    """A model for evaluation and its input, on torch's default device. Raises ValueError for an unknown name."""
+    """An evaluation model and its input, on torch's default device. Raises ValueError for unknown names."""
     if name not in bigvgan.SIZES:
         return decoders.get(name).make(batch, seconds)
     sizes = bigvgan.SIZES[name]
@@ -75,7 +75,7 @@ def make(name: str, batch: int, seconds: float) -> tuple[nn.Module, torch.Tensor
 def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
     """``call`` as a replayed CUDA graph, which reads ``x``'s memory.
 
-    Qwen2.5-Omni's scaling by a CPU constant and its copy to the CPU are not captured: a graph cannot hold them.
+    Qwen2.5-Omni's scaling by a CPU constant and copy to the CPU are left out: a graph cannot hold them.
     """
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(torch.Tensor, "cpu", lambda self: self))

@@ -1,7 +1,7 @@
 """Whole decoders, with torch's transposed convolutions and with ours, in turns.
 
-A torch function mode times each. Wall times, without events, are of the model and of a copy under ``convert`` and
-``routed``.
+A torch function mode times each convolution. Wall times, without events, are of the model and of a copy under
+``convert`` and ``routed``.
 """
 
 from __future__ import annotations

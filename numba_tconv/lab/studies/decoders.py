@@ -47,7 +47,7 @@ class Decoder:
         return self.construct(self.classes(), **sizes)
 
     def make(self, batch: int, seconds: float, **sizes) -> tuple[nn.Module, torch.Tensor]:
-        """A random model for evaluation, and ``seconds`` of input, on torch's default device."""
+        """A random evaluation model and ``seconds`` of input, on torch's default device."""
         model, hop, draw = self.build(**sizes)
         randomise(model)
         return model.eval(), draw(batch, max(1, round(seconds * self.sampling_rate / hop)))

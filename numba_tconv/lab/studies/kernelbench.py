@@ -109,7 +109,6 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether our output has torch's shape and error."""
         return self.same_shape and self.error.within(self.torch_error, torch.float32, "tf32", terms=1)
 
 
@@ -162,6 +161,6 @@ def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
 
 
 def _largest(found: list[dict[str, Error]], name: str) -> Error:
-    """NaN if any is, or without trials."""
+    """The largest; NaN if one is NaN, or without trials."""
     measures = [(trial[name].norm, trial[name].largest) for trial in found] or [(math.nan, math.nan)]
     return Error(*torch.tensor(measures, dtype=torch.float64).amax(0).tolist())

@@ -1,7 +1,7 @@
 """Steps of decoders' layers: ours against the form written by hand, in turns, eager and in CUDA graphs.
 
-By hand, as in Moshi's Python, a step adds the tail kept from the step before, and cuts off and keeps the new one. STEPS
-steps follow each other between two events, so weights are in the L2 cache where they fit.
+By hand, as in Moshi's Python, a step adds the last step's tail and keeps its own. STEPS steps follow each other between
+two events, so weights are in the L2 cache where they fit.
 """
 
 from __future__ import annotations

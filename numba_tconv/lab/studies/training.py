@@ -1,4 +1,4 @@
-"""A small decoder trained on synthetic waveforms, with torch's layers and with ours, in turns, on the same data."""
+"""A small decoder trained on synthetic waveforms, with torch's layers and with ours in turns, on the same data."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The CUDA simulator: blocks, and meanings."""
+"""Lets the CUDA simulator run the kernels: its blocks of threads, and what ptx/unrolled computes."""

@@ -63,7 +63,7 @@ def multiply_add(cases):
 
 
 def multiply_runs(element, cases, outputs, granule, granules, runs):
-    """(sums, a, source, first, hop, case): ``sums[r * outputs + s] += a[i] * source[first + r * hop + j]``.
+    """(sums, a, source, first, hop, case): ``sums[r*outputs + s] += a[i] * source[first + r*hop + j]``.
 
     For r below ``runs`` and every (s, i, j) of ``cases[case]``; 16-bit elements. A run is ``granules`` loads of
     ``granule`` elements, from a multiple of their bytes; ``hop`` is a multiple of ``granule``. All loads come first."""

@@ -1,4 +1,4 @@
-"""Between shared memory and registers, 16 bytes (n elements) at a time."""
+"""Vectors of 16 bytes (n elements) between shared memory and registers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load_vector(typingctx, local, at, shared, index):
     return types.void(local, types.intp, shared, types.intp), codegen
 
 
-# In loops ptxas recomputes an array's address, but keeps one computed from it.
+# In a loop ptxas recomputes an array's address, but keeps this one in a register.
 @instruction(lambda shared: 0)
 def shared_base(typingctx, shared):
     """The shared address of ``shared[0]``; 0 in the simulator."""
@@ -69,7 +69,7 @@ def load_vector_at(typingctx, local, at, shared, address):
 
 
 def _words(value_type, element):
-    """LLVM splits vectors of eight: four words for 16-bit elements."""
+    """The type of 16 bytes. 16-bit elements go as four words, because LLVM splits vectors of eight."""
     return ir.VectorType(i32, 4) if element.bitwidth == 16 else ir.VectorType(value_type, 128 // element.bitwidth)
 
 
@@ -109,7 +109,7 @@ def _add_vectors(local, count, stride, shared, index):
 
 
 def add_vectors(count, stride):
-    """``local[q*n:q*n+n] += shared[index+q*stride:][:n]`` for q below ``count``."""
+    """(local, shared, index): ``local[q*n:q*n+n] += shared[index+q*stride:][:n]`` for q below ``count``."""
 
     @instruction(lambda local, shared, index: _add_vectors(local, count, stride, shared, index))
     def add_vectors_of(typingctx, local, shared, index):
@@ -127,7 +127,7 @@ def add_vectors(count, stride):
 
 
 def store_vectors(count, stride):
-    """``shared[index+q*stride:][:n] = local[q*n:q*n+n]`` for q below ``count``."""
+    """(shared, index, local): ``shared[index+q*stride:][:n] = local[q*n:q*n+n]`` for q below ``count``."""
 
     def meaning(shared, index, local):
         n = 16 // shared.itemsize

@@ -1,6 +1,6 @@
-"""Sums in registers of products from shared memory.
+"""Sums in registers of products from shared memory, and copies in vectors.
 
-A warp's load of weights is one broadcast. Granules without a product are not loaded."""
+Threads of a warp load the same weights, which is one broadcast. Granules without a product are not loaded."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def spread(runs, length):
 
 
 def store_runs(runs, length, stride):
-    """(shared, index, sums): ``shared[index + r*stride:][:length] = sums[r*length:][:length]`` for r below ``runs``."""
+    """(shared, index, sums): ``shared[index + r*stride:][:length] = sums[r*length:][:length]``, r < ``runs``."""
 
     def meaning(shared, index, sums):
         for r in range(runs):

@@ -127,7 +127,7 @@ def _cases(module: nn.Module) -> Iterator[tuple[list, torch.Tensor, torch.Tensor
 
 
 class _OneFilter(TorchFunctionMode):
-    """Computes depthwise convolutions with one filter as 2-D ones, not channel by channel as torch on CPUs."""
+    """Computes depthwise convolutions with one filter as 2-D ones: torch on CPUs goes channel by channel."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

@@ -23,7 +23,7 @@ LENGTHS = 1, 2, 7
 
 
 class Cropping(nn.Module):
-    """Base of converted modules, before their own class."""
+    """The base class that converted modules get before their own class."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return layer_of(self)(x)

@@ -1,4 +1,4 @@
-"""The tile, by a cost model; with few blocks also splits (parts.py)."""
+"""Chooses the tile by a cost model; with few blocks also the splits (parts.py)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Shape(NamedTuple):
     min_blocks: int
 
 
-# By itemsize.
+# Fields of Shape, by itemsize.
 TILES = {
     4: (
         (128, 128, 16, 8, 8, 2),
@@ -117,9 +117,6 @@ def begins_while_packing(problem: Problem, config: Config, device: Device) -> bo
     return device.launches_early and (full or pack_blocks(problem, config) <= device.multiprocessors)
 
 
-# --- candidates -------------------------------------------------------------------------------------------------------
-
-
 def candidates(problem: Problem, dtype: torch.dtype, device: Device) -> list[Config]:
     tiles = TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]
     return [config for sizes in tiles if (config := with_stages(problem, dtype, Shape(*sizes), device))]
@@ -143,7 +140,7 @@ def with_stages(problem: Problem, dtype: torch.dtype, shape: Shape, device: Devi
 
 
 def joined(problem: Problem, tile: Config, device: Device) -> Iterator[Config]:
-    """``tile``'s pairs of blocks as one, with stages as deep, unless more multiprocessors would idle."""
+    """Blocks that join two of ``tile``, with stages as deep, unless more multiprocessors would idle."""
     pair = tile.block_m * 2, tile.block_n, tile.thread_m * tile.thread_n, tile.min_blocks
     if tile.dtype != torch.float32 or pair != (JOINED.block_m, JOINED.block_n, LARGE, 2):
         return

@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
 
 class Grid(NamedTuple):
     columns: int  # between samples, for tiles
-    window_columns: int  # likewise, for windows
+    window_columns: int  # between samples, for windows
     row_tiles: int
     tap_chunks: int
     channel_chunks: int

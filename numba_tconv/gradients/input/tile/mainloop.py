@@ -38,8 +38,8 @@ class Tap(NamedTuple):
 class Multiply(NamedTuple):
     taps_of_stage: Callable  # (s, grid): phases of stage ``s`` with all taps; the taps
     long: Callable  # (0, (registers, pair)): a pair of all taps
-    turn: Callable  # likewise: pairs_a_turn of them
-    short_turn: Callable  # likewise: short_a_turn, a tap less
+    turn: Callable  # the same for pairs_a_turn pairs of all taps
+    short_turn: Callable  # the same for short_a_turn pairs with one tap less
 
 
 def make_multiply(config: Config) -> Multiply:

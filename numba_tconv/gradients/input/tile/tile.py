@@ -29,7 +29,7 @@ PARTIAL_TERMS, PARTIAL_TERMS_OF_MANY, MANY = 128, 256, 512
 
 
 class Depth(NamedTuple):
-    """Chunks; channels run fastest, then phases."""
+    """Numbers of chunks; channels run fastest, then phases."""
 
     tap_chunks: int
     channel_chunks: int
@@ -54,7 +54,7 @@ class Config(WarpTile):
     min_blocks: int  # the register budget
     partial: int = 0  # stages of a partial sum; 0: all
     stages: int = 2
-    long_phases: int = 0  # with tap_chunk taps, before those of one less; 0: none has less
+    long_phases: int = 0  # phases with tap_chunk taps, before phases with one less; 0: no phase has less
     splits: int = 1
     early_launch: bool = False  # see Kernel.prepare
     overlaps_packing: bool = False
@@ -87,7 +87,7 @@ class Config(WarpTile):
 
     @property
     def pitch(self) -> int:
-        """Padded against bank conflicts."""
+        """Columns from row to row, against bank conflicts."""
         width, banks = self.block_n + self.halo, 128 // self.itemsize
         start = 0 if self.phases == 1 else max(self.vector, banks // self.phases // self.vector * self.vector)
         return width + (start - width) % banks if start else width
@@ -138,7 +138,7 @@ class Config(WarpTile):
 
     @property
     def result_pitch(self) -> int:
-        """Padded against bank conflicts."""
+        """``pitch`` of staged results."""
         return self.block_n + self.vector
 
     @property

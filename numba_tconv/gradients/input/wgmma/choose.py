@@ -1,6 +1,6 @@
 """The tile, by a cost model of how tiles fill a GPU.
 
-Narrower tiles can fill the last round. Few tiles are split along their stages; kernels/common/split_sums.py adds up."""
+Narrower tiles can fill the last round. Few tiles are split along their stages."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _choose(layer: Problem, precision: str, sheared: int) -> Config | None:
 def filling(problem: Problem, config: Config, device: Device) -> Config:
     """``config`` or clearly better narrower tiles, with ``partial`` set.
 
-    One more along the input channels, or twice as many: a layer has three widths."""
+    A narrower one has one more tile along the input channels, or twice as many: a layer has three widths."""
 
     def clocks(config):
         return clocks_of(problem, config, splits_of(problem, config, device), device)
@@ -81,9 +81,6 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
     if clocks(best) > LARGEST_SHARE_OF_WIDEST * clocks(config):
         best = config
     return replace(best, partial=splits_of(problem, best, device) > 1)
-
-
-# --- candidates -------------------------------------------------------------------------------------------------------
 
 
 def candidates(problem: Problem, precision: str, sheared: int = 1) -> Iterator[Config]:

@@ -197,7 +197,7 @@ class InputWarpgroup(WgmmaGradient):
         return None
 
     def config(self, problem, dtype, device=None, precision=None):
-        """For a contiguous grad_output."""
+        """Assumes a contiguous grad_output."""
         shape = problem.batch, problem.out_channels, problem.out_length
         sheared = sheared_of(Layout.contiguous(shape, dtype, NO_GPU))
         return choose_for(problem, precision or default_precision(dtype), sheared, device or gpu.H200)

@@ -55,6 +55,7 @@ def make_start(config: Config):
 
 
 def make_fill(config: Config):
+    """Build ``fill``, by all threads: the shared table of entries' places."""
     entries, entry_bytes, itemsize, halves = config.table_entries, config.table_bytes, config.itemsize, config.halves
     kernel_size, width, dilation, sheared = config.kernel_size, config.width, config.dilation, config.sheared
     place = device_function(place_of)

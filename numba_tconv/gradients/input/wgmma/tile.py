@@ -27,7 +27,7 @@ class Config(Ring):
     clears: bool  # windows hold memory beside their rows, as zeros
     through: bool
     g_channels: int  # of a stage
-    blocks: int  # of 64 positions, a warpgroup
+    blocks: int  # of 64 positions in a warpgroup
     channels: int
     alternate: bool  # ping-pong
     stages: int = 0

@@ -1,4 +1,4 @@
-"""The tile and splits, by a cost model."""
+"""Chooses the tile and splits by a cost model."""
 
 from __future__ import annotations
 
@@ -94,9 +94,6 @@ def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, .
     samples = (replace(layer, length=max(layer.length, length)) for length in LENGTHS)
     others = (best(partial(_time, sample, device), partial(least_ms, sample, device)) for sample in samples)
     return tuple(dict.fromkeys((usual, *others)))
-
-
-# --- candidates -------------------------------------------------------------------------------------------------------
 
 
 def min_blocks(config: Config, device: Device) -> int:
@@ -203,7 +200,7 @@ def second_stage_ms(problem: Problem, splits: int) -> float:
 
 
 def _last_round(own_blocks: int, config: Config, places: int) -> float:
-    """Share of a block's time that the last take after ``places`` others: all may be of the rest."""
+    """Share of a block's time that the last round takes, after ``places`` blocks. It may hold REST blocks alone."""
     if not config.rest_tile or own_blocks > places:
         return 1.0
     of_rest, own = (_issued(tile) / tile.block_l for tile in (config.rest_tile, config))

@@ -13,7 +13,7 @@ from .tile import Config
 
 
 def make_store(config: Config) -> Callable:
-    """Build the store: from registers, or of slices added up in shared memory, in float64."""
+    """Build the store: from registers, or in float64 from slices added up in shared memory."""
     return _make_store_registers(config) if config.slices == 1 else _make_store_slices(config)
 
 

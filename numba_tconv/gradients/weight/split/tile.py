@@ -24,9 +24,9 @@ THREADS = 128
 WINDOW_LIMIT = 20  # columns in registers
 MOST_TAPS = 8  # of a window
 PARTIAL_TERMS = 128  # of a float32 partial sum
-SPLIT_COLUMNS = 8192  # with partial sums
+SPLIT_COLUMNS = 8192  # where sums are partial
 LOCATING = 20  # instructions a column, about
-# A tile's taps: all; those of every phase; the last, of some phases.
+# A tile's taps: all; the taps that every phase has; the last tap, which some phases have.
 ALL, WHOLE, REST = "all", "whole", "rest"
 
 
@@ -53,11 +53,11 @@ class Config(ThreadTile):
     block_l: int
     min_blocks: int = 1  # the register budget
     partial: int = 0  # stages of a partial sum; 0: all
-    x_vector: int = 1  # in a cp.async
-    whole_rows: bool = False  # a group's rows are whole blocks
-    whole_channels: bool = False  # likewise
+    x_vector: int = 1  # elements of a cp.async
+    whole_rows: bool = False  # a group's rows fill whole blocks
+    whole_channels: bool = False  # a group's channels fill whole blocks
     part: str = ALL
-    rest_tile: Config | None = None  # with WHOLE
+    rest_tile: Config | None = None  # the REST's tile, if ``part`` is WHOLE
 
     @property
     def tiles(self) -> tuple[Config, ...]:
@@ -89,7 +89,7 @@ class Config(ThreadTile):
 
     @property
     def vectors_a_turn(self) -> int:
-        """Two, if registers hold their windows."""
+        """Two if registers hold both windows, else one."""
         even = self.block_l // (self.slices * self.vector) % 2 == 0
         return 1 + (even and (self.thread_p <= 4 or self.threads * self.min_blocks <= 2 * THREADS))
 
@@ -102,7 +102,7 @@ class Config(ThreadTile):
         return self.block_l - self.vector + self.window_columns
 
     def pitch(self, width: int) -> int:
-        """Padded against bank conflicts."""
+        """Elements from row to row, against bank conflicts."""
         return (-(-width // self.vector) // 2 * 2 + 1) * self.vector
 
     @property
@@ -164,7 +164,7 @@ class Config(ThreadTile):
 
 
 def rows_of(problem: Problem, part: str) -> tuple[int, int]:
-    """Phases with taps of a part, and the most taps of one."""
+    """Phases with taps of ``part``, and the most taps of a phase."""
     rows, taps = problem.taps.rows, problem.kernel_size
     if part == REST:
         return taps % rows, 1

@@ -85,9 +85,6 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
     return best if clocks(best) < LARGEST_SHARE * clocks(usual) else usual
 
 
-# --- candidates -------------------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=1024)
 def likely(layer: Problem, precision: str, alike: int, by_taps: bool) -> tuple[Config, ...]:
     best = {}

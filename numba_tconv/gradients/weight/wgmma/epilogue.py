@@ -51,7 +51,7 @@ def run_of(config: Config) -> int:
 
 
 def pitch_of(config: Config) -> int:
-    """Padded against bank conflicts."""
+    """Elements from run to run, against bank conflicts."""
     return next(p for p in range(run_of(config), run_of(config) + 16) if p % 16 == VECTOR)
 
 

@@ -57,7 +57,7 @@ class Weight(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """A group's; ``rows`` of ``pairs`` (output channel, phase), ``channels`` a row."""
+    """A group's tiles: ``rows`` of which ``pairs`` (output channel, phase) exist, ``channels`` a row."""
 
     tap_chunk: int
     tap_chunks: int

@@ -36,7 +36,7 @@ class Config(Ring):
     alike: int
     clears: int  # elements before a row's first in a box
     tap_chunk: int
-    blocks: int  # of 64 pairs, a warpgroup
+    blocks: int  # of 64 pairs in a warpgroup
     channels: int
     alternate: bool  # warpgroups take alternate stages of the same pairs
     sets: int = 2  # of operands; with two, one is loaded during products
@@ -76,7 +76,7 @@ class Config(Ring):
 
     @property
     def pieces(self) -> int:
-        """Boxes of a stage's rows of one set, of all positions, half, or one product's; 0 if none fits."""
+        """Boxes of a set's rows in a stage: for all positions, half of them, or one product's; 0 if none fits."""
         return next((pieces for pieces in (1, 2, 4) if self._width(pieces) <= LARGEST_BOX), 0)
 
     @property
@@ -88,7 +88,7 @@ class Config(Ring):
 
     @cached_property
     def width(self) -> int:
-        """Widened against bank conflicts."""
+        """Elements of a box's row, against bank conflicts."""
         return _width_of(self.window, self.alike, self.itemsize, self.by_taps, self._width(self.pieces))
 
     @cached_property

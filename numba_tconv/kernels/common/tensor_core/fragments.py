@@ -1,6 +1,6 @@
 """Which lane holds which element of a tensor-core operand, as PTX defines it.
 
-``i``: register; ``h``: its half; ``halves``: its elements."""
+``i`` is a register, ``h`` a half of it, ``halves`` the number of its elements."""
 
 
 def wgmma_b(n, k, rows, elements):

@@ -138,7 +138,7 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
 
 
 def make_place(tile: Tile, order: str, maps: tuple = MAPS) -> Callable:
-    """(element ``e`` of a tap) -> (row, channel)."""
+    """Build (e): row and channel of element ``e`` of a tap. ``maps``: MAPS, or ON_GPU for device functions."""
     rows, elements, halves = tile.rows, 16 // tile.operand_size, 4 // tile.operand_size
     of_wgmma, of_mma, of_split = maps
 
@@ -169,6 +169,7 @@ def box_of(tile: Tile) -> Box:
 
 
 def make_stage_of(tile: Tile) -> Callable:
+    """Build ``stage_of(sizes)``: the Stage that a block packs."""
     depth, channels, phases, row_parts = tile.depth, tile.channels, tile.phases, tile.row_parts
     chunk_taps = tile.tap_chunk * tile.taps.rows
 
@@ -187,10 +188,10 @@ def make_stage_of(tile: Tile) -> Callable:
 
 
 def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -> Callable:
-    """Build ``gather``: 16 bytes of a tap, as float32, with zeros for missing weights."""
+    """Build ``gather``: ``values`` get 16 bytes (``vector``) of ``tap``, as float32; missing weights are zeros."""
     elements, phases, channels, reciprocal = 16 // tile.operand_size, tile.phases, tile.channels, tile.reciprocal
     widened, all_weights = ELEMENTS[tile.dtype].load, tile.channels * tile.phases == tile.rows
-    # All vectors have the same distances from the first element.
+    # In each vector, elements have the same distances from its first element.
     rows_on, channels_on = zip(*map(make_place(tile, order), range(elements)), strict=True)
     place = device_function(make_place(tile, order, ON_GPU))
 
@@ -224,7 +225,7 @@ def largest_of(w: torch.Tensor) -> torch.Tensor:
 class TensorPacking(Packing):
     weights: Layout
     tile: Tile
-    order: str
+    order: str  # "wgmma" or "mma"
     groups: int
     row_tiles: int
     tap_chunks: int

@@ -34,7 +34,7 @@ def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str
 
 
 class TensorRung(Rung):
-    """A rung on tensor cores; ``order``: of packed weights (pack.py).
+    """A rung on tensor cores; its packed weights have ``order`` "wgmma" or "mma" (pack.py).
 
     ``choose(problem, precision)`` returns a configuration or None, ``make_kernel(config)`` its cached kernel."""
 

@@ -1,7 +1,7 @@
 """Operands of float32 numbers: one of TF32 or, in tf32x3, two of fp16.
 
-hi is the number rounded to eleven significant bits, lo the remainder. x * w is three products; the fourth is 2^-22 of
-it.
+hi is the number rounded to eleven significant bits, lo the remainder. x * w is three products; the fourth, lo * lo, is
+2^-22 of it.
 
 Powers of two, from the largest weight and the largest x of a stage's windows, scale numbers into fp16's exponents; sums
 are multiplied by both inverses. Numbers below 2^-17 of the largest lose at most 2^-39 of the largest."""
@@ -24,7 +24,7 @@ from numba_tconv.ptx import (
 )
 
 SPLIT_ROWS = 4
-MOST_SPLIT_TAPS = 3  # added by tensor cores, which truncate
+MOST_SPLIT_TAPS = 3  # added up on tensor cores, which truncate
 INFINITY = float32(math.inf)
 MANTISSA, ONE, NO_NUMBER = 23, 127, 255  # mantissa bits; biased exponents of 1 and infinity
 LARGEST = ONE + 14  # exponent of the largest scaled number, which may be rounded up
@@ -56,7 +56,8 @@ def inverse_of(exponent):
 def scales_of(inverse):
     """``scales`` for ``split``, from the weights' inverse.
 
-    They are x's least exponent for which both scales' inverse is normal, and that inverse's exponent less x's."""
+    The first is x's least exponent for which the inverse of both scales is normal; the second is added to x's exponent
+    to get that inverse's."""
     of_weights = int32(exponent_of(inverse) - LARGEST)
     return max(int32(LEAST), int32(1 - of_weights)), of_weights
 
@@ -95,10 +96,10 @@ def _largest_number(v, at, window, first):
 
 
 def make_split(window: int, first: int):
-    """Build ``split``, by a warp: SPLIT_ROWS rows of ``window`` float32 in ``v``, from ``at`` on, become operands.
+    """Build ``split``: a warp turns SPLIT_ROWS rows of ``window`` float32 in ``v``, from ``at`` on, into operands.
 
     Columns before ``first`` are ignored. A word holds two rows: hi of rows 0 and 1, of 2 and 3, then lo. Returns the
-    sums' factor."""
+    factor by which sums are multiplied."""
 
     @device_function
     def split(v, at, scales):

@@ -1,6 +1,6 @@
 """The store of float32 tiles without a stride: eight rows a round, a run each.
 
-The code is straight-line, because little hides a round. A round takes two barriers, or one with two buffers."""
+The code is straight-line, because little hides its latency. A round takes two barriers, or one with two buffers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Rounds(NamedTuple):
     lane_at: object
     y: object
     target: object  # index in y of the lane's first output, by row of the warp
-    source: object  # its address in the first buffer
+    source: object  # the same output's address in the first buffer
     wanted: object
     team: int
     rows_left: int
-    further: int
+    further: int  # outputs from a round to the next
 
 
 def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int):
@@ -49,7 +49,7 @@ def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes:
 
 
 def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, width: int):
-    """The store for runs at multiples of ``width`` outputs."""
+    """Build the store for runs at multiples of ``width`` outputs."""
     rows, pitch, overlap, threads = tile.rows, tile.pitch, tile.overlap, 32 * warps
     warp_rows = ROUND_ROWS // warps
     step = 32 * width
@@ -75,7 +75,7 @@ def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, 
 
     @device_function
     def store(sums, lane_at, at, out, place, thread):
-        # Eight rows are whole sectors: runs lie alike.
+        # Eight rows are whole sectors: runs lie alike in all rounds.
         target, source = cuda.local.array(warp_rows, dtype=int64), cuda.local.array(warp_rows, dtype=int32)
         wanted = cuda.local.array(pieces, dtype=boolean)
         for z in range(warp_rows):

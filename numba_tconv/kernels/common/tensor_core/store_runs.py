@@ -1,4 +1,4 @@
-"""The store of the tensor-core rungs for tiles in one sample: nearly all.
+"""The tensor-core rungs' store of a tile in one sample, the usual case.
 
 Nothing hides a branch or a load, so the code is straight-line, with predicates and several loads in flight."""
 
@@ -57,7 +57,7 @@ def _some_channels(tile: Tile, warps: int) -> bool:
 
 
 def make_run_of(tile: Tile):
-    """Build ``run_of``: a channel's first output, end, and outputs from its first sector to the tile's own."""
+    """Build ``run_of``: first output and end of a channel's run, and its sector's outputs before the tile's own."""
     span, advance, sector = tile.span, tile.advance, tile.sector
 
     @device_function
@@ -73,7 +73,7 @@ def make_run_of(tile: Tile):
 
 
 def make_prepare(tile: Tile, warps: int):
-    """Build ``prepare``, which fills ``runs`` from a warp's ``z0``-th channel on."""
+    """Build ``prepare``, which fills ``runs`` for a warp's channels from its ``z0``-th on."""
     span, overlap = tile.span, tile.overlap
     round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.out_dtype.itemsize
     channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)
@@ -166,7 +166,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
                     before = int32((turn * steps + h) * step)
                     write(uint32(done[z] + before) < uint32(size[z]), y, target[z] + before, output)
             turn = int32(turn + 1)
-            if turns > 1:  # else turns overlap: registers run out
+            if turns > 1:  # otherwise turns overlap, and registers run out
                 turn = recomputed(turn)
 
     @device_function

@@ -82,7 +82,7 @@ class Tile:
 
     @property
     def rows(self) -> int:
-        """In whole core matrices."""
+        """Rows, in whole core matrices."""
         return -(-self.channels * self.phases // 8) * 8
 
     @property
@@ -228,7 +228,7 @@ def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
 
 
 def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
-    """Taps of a window: a row if it fits, else a chunk with few missing taps."""
+    """Taps of a window: a whole row, or a chunk with few missing taps."""
     t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
     most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row

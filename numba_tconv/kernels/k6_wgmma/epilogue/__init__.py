@@ -32,7 +32,7 @@ class Epilogue(NamedTuple):
 
 
 def make_epilogue(config: Config) -> Epilogue:
-    """Build the epilogue; ``extra``: of make_extra_of.
+    """Build the epilogue; ``extra`` comes from make_extra_of.
 
     Parts of the phases leave from registers (part.py); tiles in one sample in bulk (bulk.py), rows (rows.py) or runs
     (store_runs.py); others by store_any.py."""
@@ -188,7 +188,7 @@ def _make_rows(config: Config):
 
 
 def slab_of(config: Config) -> int:
-    """Rows taken from registers at a time, which have no index."""
+    """Rows taken from registers at a time, by ``take``: registers have no index."""
     rows, staged_rows = config.tile.rows, config.tile.rows // config.tile.rounds
     return next(r for r in range(24, 0, -8) if rows % r == 0 and (r % staged_rows == 0 or staged_rows % r == 0))
 

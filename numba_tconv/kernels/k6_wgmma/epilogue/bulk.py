@@ -1,6 +1,6 @@
 """Bulk store: the copy engine writes tiles in one sample.
 
-Each run is staged with the remainder by 16 bytes that it has in y. Lanes write its unaligned ends, and one hands the
+Each run is staged as far from a multiple of 16 bytes as it lies in y. Lanes write its unaligned ends, and one hands the
 rest to the copy engine."""
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ SIZE, SOURCE, DUE = 0, 1, 2  # of Leaving.held
 
 
 class Tile(NamedTuple):
-    """What its rounds share."""
+    """What the rounds of a tile share."""
 
     sums: object
-    column: int  # address of the lane's first
+    column: int  # address of the lane's first column
     buffers: object
     leaving: object
     out: object
     place: object
-    run: int  # index in y of its own first output
+    run: int  # index in y of the tile's first own output
     pitch: int  # elements between runs
     thread: object
 
 
 def make_pitch(config: Config):
-    """Build ``pitch``: elements between runs, with a row of y's remainder by 16 bytes."""
+    """Build ``pitch``: elements between staged runs, congruent modulo 16 bytes to those between rows of y."""
     pitch, vector = config.bulk_pitch, 16 // config.tile.out_dtype.itemsize
 
     @device_function
@@ -56,7 +56,7 @@ def make_pitch(config: Config):
 
 
 def make_hand_over(config: Config):
-    """Build ``when_due``, for each turn of the mainloop, and ``at_once``: a run goes to the copy engine.
+    """Build ``when_due``, called in each turn of the mainloop, and ``at_once``: both hand a run to the copy engine.
 
     Runs that leave one by one do not block loads."""
     spreads = config.spreads
@@ -74,7 +74,7 @@ def make_hand_over(config: Config):
             held = leaving.held
             due = held[DUE] == 1
             if cuda.any_sync(0xFFFFFFFF, due):  # rarely
-                cuda.syncwarp()  # against predication
+                cuda.syncwarp()  # keeps the copy from being predicated
                 if due:
                     cp_async_bulk_store(leaving.y, leaving.target[0], held[SOURCE], held[SIZE])
             held[DUE] = int32(max(int32(held[DUE] - 1), int32(0)))

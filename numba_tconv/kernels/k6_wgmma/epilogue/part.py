@@ -1,7 +1,7 @@
 """Store of a part of a long stride's phases: straight from registers.
 
-A tile has one channel, and each column is a run: four lanes write eight rows to a sector. Columns may be of several
-samples or none; lanes locate them one by one, to save registers."""
+A tile has one channel, and each column is a run: four lanes write eight rows to a sector. Columns may lie in several
+samples or none; to save registers, lanes locate them one by one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
     """A lane's outputs in a column."""
 
     lane: Lane
-    first: int  # index in y of the first
+    first: int  # the first output's index in y
     begin: int  # its place in the column
     size: int  # of the column
     column: int  # of the lane's four

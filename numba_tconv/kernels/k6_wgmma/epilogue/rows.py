@@ -61,7 +61,7 @@ def _make_add_biases(config: Config):
 
 
 def _make_stage(config: Config):
-    """Build the staging of eight rows; ``column``: address of the lane's first."""
+    """Build the staging of eight rows; ``column``: address of the lane's first column."""
     sums_of_half, pitch = config.tile.rows // 2, config.tile.pitch
 
     @device_function

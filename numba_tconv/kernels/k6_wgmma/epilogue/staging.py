@@ -43,8 +43,8 @@ class Matrix(NamedTuple):
 
     acc: object
     columns: tuple  # addresses, in writing order
-    odd: bool  # the first is odd
-    far: bool  # the first is 2 or 3
+    odd: bool  # the column written first is odd
+    far: bool  # the column written first is 2 or 3
     round: Round
 
 
@@ -63,7 +63,7 @@ class Rows(NamedTuple):
 
 
 def rotation(lane, span):
-    """The lane's first column, against bank conflicts."""
+    """The column that a lane writes first, against bank conflicts."""
     return 0 if span % 2 == 1 and span > 1 else lane & 3 if span <= 2 else lane >> 3 & 3
 
 
@@ -187,7 +187,7 @@ def make_pieces(config: Config) -> Pieces:
 
     @device_function
     def rotated(acc, a, odd, far, i):
-        """The ``i``-th written of a row's sums, from ``a`` on."""
+        """The sum that is written ``i``-th, of a row whose sums begin at ``a``."""
         z0, z1, z2, z3 = acc[a], acc[a + 2], acc[a + sums], acc[a + sums + 2]
         if i % 2 == 1:
             z0, z1, z2, z3 = z1, z2, z3, z0

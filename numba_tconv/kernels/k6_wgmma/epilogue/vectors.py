@@ -17,16 +17,16 @@ class Staged(NamedTuple):
     """A round's staged runs."""
 
     shared: object  # as elements of y
-    base: int  # its address
+    base: int  # address of ``shared``
     at: int  # bytes to the first channel's run
     pitch: int  # elements between runs
-    run: int  # index in y of the first channel's
+    run: int  # index in y of the first channel's run
     channels_left: int
     extent: object
 
 
 class Pieces(NamedTuple):
-    """A run in outputs from the tile's own first: ends and whole vectors."""
+    """A run's ends and whole vectors, in outputs from the tile's own first."""
 
     begin: int
     before: int

@@ -17,7 +17,7 @@ from .style import ROOFLINE, SMALL, TORCH, label_points, look
 from .words import caption, held, layer, measured_on, words
 
 COLUMNS = 4
-STEADY = 0.9  # share of the speed-up at long lengths, from which on the title counts
+STEADY = 0.9  # share of the long lengths' speed-up at which the title's lengths begin
 
 
 def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:

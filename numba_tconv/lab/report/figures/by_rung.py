@@ -26,7 +26,7 @@ def shown(row: Row) -> bool:
 def ladder(rows: list[Row]) -> Figure:
     """Every rung's time, a panel for each workload, a group for each precision.
 
-    ``rows`` are of one direction and dtype, and have a roofline.
+    ``rows`` have one direction and dtype, and a roofline.
     """
     names, groups = workloads(rows), arithmetics(rows)
     bars = [(key, rungs(groups[key])) for key in groups]

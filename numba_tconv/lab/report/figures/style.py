@@ -41,7 +41,7 @@ GAP = 11  # points between baselines
 
 
 def look(rung: str) -> dict:
-    """A rung's line style, by the number in its name or its place in its gradient, else one of NEW."""
+    """A rung's line style, by its name's number or its place in its gradient, else one of NEW."""
     if rung == "auto":
         return AUTO
     if rung in BESIDE:
@@ -61,7 +61,7 @@ def marks(of: dict) -> dict:
 
 
 def label_points(axes: Axes, labels: list[tuple[tuple[float, float], str]]) -> None:
-    """Write each label to the right of its point, above the one below."""
+    """Write each label right of its point, above the one below."""
     axes.figure.draw_without_rendering()  # fixes places
     points = 72 / axes.figure.dpi
     below = None
