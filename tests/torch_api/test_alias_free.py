@@ -53,6 +53,18 @@ def test_derivatives():
     assert torch.autograd.gradgradcheck(function, wanted)
 
 
+@pytest.mark.parametrize("choices", [(3, 2, False, "snake"), (1, 4, True, "snake"), (2, 3, True, "gelu")], ids=str)
+def test_gradients_of_other_choices(choices):
+    tensors = [one.requires_grad_() for one in operands()]
+    tensors[3:] = tensors[3:] if choices[3] == "snake" else (None, None)
+    given = [one for one in tensors if one is not None]
+    dy = torch.randn_like(composed(*tensors, *choices))
+    ours, truth = (
+        torch.autograd.grad(function(*tensors, *choices), given, dy) for function in (alias_free_activation, composed)
+    )
+    torch.testing.assert_close(ours, truth)
+
+
 def test_operator():
     tensors = operands(dtype=torch.float32)
     torch.library.opcheck(alias_free_activation, (*(one.requires_grad_() for one in tensors), *CHOICES))

@@ -223,6 +223,29 @@ def test_calls_of_tensors_that_compute_it_themselves_stay_theirs(calls, tensors)
     assert calls == []
 
 
+@pytest.mark.parametrize("operand", range(3), ids=("input", "weight", "bias"))
+def test_calls_with_an_operand_that_dispatches_itself_stay_torchs(calls, operand):
+    class Dispatched(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        @staticmethod
+        def __new__(cls, inner):
+            made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+            made.inner = inner
+            return made
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            return func(*(one.inner if isinstance(one, cls) else one for one in args), **(kwargs or {}))
+
+    operands = [torch.randn(2, 3, 5), torch.randn(3, 4, 2), torch.randn(4)]
+    expected = F.conv_transpose1d(*operands)
+    operands[operand] = Dispatched(operands[operand])
+    with routed():
+        assert torch.equal(F.conv_transpose1d(*operands), expected)
+    assert calls == []
+
+
 def test_a_cuda_tensor_gets_to_our_operator():
     """On a machine without a GPU too, as tensors without memory."""
     ops = []

@@ -24,6 +24,8 @@ CASES = {
     "input channels": ((1, 0, "whole"), DENSE, "terms"),
     "all of everything": (("whole", "whole", "whole"), DENSE, "whole"),
     "without a bias": ((1, 0, None), DENSE, "terms"),
+    "terms of the input, with groups": (("terms", "whole", "terms"), GROUPS, "terms"),
+    "terms of the weight, with groups": (("whole", "terms", "terms"), GROUPS, "terms"),
     "batch, with groups": ((0, "whole", "whole"), GROUPS, 0),
     "channels, with groups": ((1, 0, "whole"), GROUPS, None),  # gathered first
     "batch that does not divide": ((0, "whole", "whole"), dict(DENSE, padding=2), 0),
@@ -39,8 +41,10 @@ def placement(how):
 
 
 def distributed(tensor, mesh, how):
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
+    if how == "terms":
+        return DTensor.from_local(tensor * (0.25, 0.75)[mesh.get_local_rank()], mesh, [placement(how)])
     return distribute_tensor(tensor, mesh, [placement(how)])
 
 
