@@ -53,6 +53,17 @@ def taps_of(problem, config):
     return found
 
 
+@pytest.mark.parametrize("dtype", [F32, torch.float64], ids=str)
+def test_partial_sums_are_whole_vectors(dtype):
+    """A thread of fewer sums than a vector holds would lose them."""
+    every = product((1, 2, 8), (1, 2, 8), (1, 2, 3))
+    problems = (Problem(16, i, o, kernel_size, 4096, stride=kernel_size) for i, o, kernel_size in every)
+    found = [config for p in problems for config in grad_weight_choose.candidates(p, dtype, H200)]
+    assert all(config.sums % config.vector == 0 for config in found if config.partial)
+    assert any(config.sums % config.vector for config in found)
+    assert any(config.partial for config in found) == (dtype == F32)
+
+
 @pytest.mark.parametrize("name", ["seamless_u1", "kb79", "hifigan_u1", "small"])
 def test_each_tap_is_in_one_tile(name):
     problem = problem_of(name)

@@ -59,3 +59,18 @@ def test_threads_that_share_a_stream_share_its_first_counters(made, monkeypatch)
         first, second = threads.map(tickets.take, [1, 1], [0, 0])
     assert first is second
     assert [count for count, _ in made] == [tickets.MOST, tickets.LEAST]
+
+
+def test_captured_launches_share_no_counters(made, monkeypatch):
+    """A graph has its own, and where all are taken, tensors of its own."""
+    tickets.take(1, 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    most = tickets.MOST - 1
+    first, second = tickets.take(3, 0), tickets.take(most - 3, 0)
+    assert (len(first), len(second)) == (3, most - 3)
+    assert second.data_ptr() == first.data_ptr() + first.nbytes
+    beyond = tickets.take(2, 0)
+    assert len(beyond) == 2
+    assert made[-1] == (2, threading.get_ident())
+    assert len(tickets.take(1, 0)) == 1
+    assert len(made) == 3

@@ -139,6 +139,19 @@ def test_every_output_has_one_owner_that_computes_it(rung, precision, data):
         assert np.all(owners == 1)
 
 
+@precisions
+def test_columns_before_a_tile_hold_its_first_phases_and_early_sector(precision):
+    seen = set()
+    for stride, dilation in itertools.product(range(1, 20), repeat=2):
+        problem = Problem(1, 8, 8, 8, 64, stride=stride, dilation=dilation)
+        tile = make_tile(problem, precision)
+        if tile and tile.whole:
+            late = (problem.taps.rows - 1) * dilation // stride  # columns on, the last phase's outputs
+            assert tile.overlap * tile.span >= late * stride + tile.sector - 1, problem
+            seen.add(problem.taps.rows == 1)
+    assert seen == {False, True}
+
+
 @rungs
 @precisions
 def test_tiles_that_are_stored_as_of_one_sample_own_outputs_of_no_other(rung, precision):

@@ -29,7 +29,7 @@ class Memory:
 def outside(array, index, used):
     """The bytes of a global array from ``index`` on. Raises IndexError unless ``used`` of them exist, at 16 bytes."""
     start, found = int(index) * array.itemsize, array.view(np.uint8)
-    if (array.__array_interface__["data"][0] + start) % 16 or not 0 <= start <= found.size - used:
+    if (array.__array_interface__["data"][0] + start) % 16 or not 0 <= start <= start + used <= found.size:
         raise IndexError(f"{used} bytes at {start} of {found.size}")
     return found[start:][:used]
 

@@ -1,5 +1,7 @@
 """What a launch of k6 tells its kernel, by name; a tensor map needs the driver, so a stand-in is told."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,13 +18,13 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor c
 TEMPLATE = tuple(range(100, 116))
 
 
-def told(monkeypatch, problem, offset=0, has_bias=True, y_offset=0):
+def told(monkeypatch, problem, offset=0, has_bias=True, y_offset=0, splits=1):
     """The arguments of the launch for a contiguous x that begins ``offset`` bytes after a multiple of 16."""
     p = problem
     monkeypatch.setattr(plan, "template_map", lambda *_: TEMPLATE)
     w = Layout.of(torch.empty((p.in_channels, p.out_channels_per_group, p.kernel_size), device="meta"))
     strides = p.in_channels * p.length, p.length, 1
-    config = choose(p, "tf32")
+    config = replace(choose(p, "tf32"), splits=splits)
     given = p, config, torch.float32, "tf32", strides, offset, w, has_bias, y_offset, None
     return config, plan.plan_of.__wrapped__(kernel.make_kernel, *given).launch.arguments
 
@@ -64,3 +66,13 @@ def test_how_windows_are_fetched_follows_from_where_rows_begin(monkeypatch, leng
 def test_the_output_is_told_where_it_begins(monkeypatch):
     _, (*_, alignment) = told(monkeypatch, Problem(2, 64, 64, 8, 1024, stride=4), y_offset=12)
     assert alignment.shift == 3
+
+
+def test_no_box_spans_parts_of_the_channels(monkeypatch):
+    """Every second row begins alike: rows in pairs fill parts of 18 channels, but not of 17."""
+    for channels, stride_c in ((36, 1022), (34, 1024)):
+        p = Problem(2, channels, 64, 8, 1022, stride=4)
+        _, (_, x, _, y, of_groups, *_) = told(monkeypatch, p, splits=2)
+        assert (x.stride_c, x.fetch.boxed) == (stride_c, 1)
+        assert of_groups == Channels(channels // 2, 64, 2)
+        assert y.data.shape == (2, 128, p.out_length)

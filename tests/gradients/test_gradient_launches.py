@@ -1,0 +1,74 @@
+"""What launches of the gradients on tensor cores tell their kernels, by name; stand-ins for tensor maps are told."""
+
+import pytest
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients import planes
+from numba_tconv.gradients.input.wgmma import arguments as of_input
+from numba_tconv.gradients.input.wgmma import kernel as grad_input_wgmma
+from numba_tconv.gradients.weight.wgmma import arguments as of_weight
+from numba_tconv.gradients.weight.wgmma import kernel as grad_weight_wgmma
+from numba_tconv.gradients.wgmma_ring import LONGEST_SIGNAL
+from numba_tconv.lab.measure import workloads
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.device import H200
+from numba_tconv.selection.gradient import GRADIENTS
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
+PROBLEM = Problem(3, 128, 96, 8, 513, stride=4, padding=2, groups=2)
+CROPPED_RIGHT = Problem(3, 128, 96, 8, 513, stride=4, output_padding=-3, groups=2)
+WHOLE = Problem(3, 128, 96, 8, 513, stride=4, groups=2)
+FEW_TILES = Problem(1, 128, 1024, 16, 65, stride=4, padding=2, groups=2)
+
+
+def contiguous(*shape):
+    return shape, (shape[1] * shape[2], shape[2], 1)
+
+
+@pytest.fixture(autouse=True)
+def no_maps(monkeypatch):
+    for module in (grad_input_wgmma, grad_weight_wgmma):
+        for name in ("template", "template_of_rows", "template_of_b"):
+            monkeypatch.setattr(module, name, lambda *_: tuple(range(100, 116)), raising=False)
+
+
+@pytest.mark.parametrize("sheared", [1, 2])
+@pytest.mark.parametrize(
+    "p", [PROBLEM, CROPPED_RIGHT, WHOLE, FEW_TILES], ids=["padding", "cropped right", "whole", "few tiles"]
+)
+def test_grad_input(p, sheared):
+    config = grad_input_wgmma.choose_for.__wrapped__(p, "tf32", sheared, H200)
+    _, g_strides = contiguous(p.batch, p.out_channels, p.out_length)
+    w = contiguous(1, p.in_channels, p.out_channels_per_group * p.kernel_size)
+    blocks, launch, second = grad_input_wgmma._prepared.__wrapped__(p, config, torch.float32, g_strides, *w, H200)
+    _, sums, shape, grid, rows, splits = launch.arguments
+    assert config.sheared == sheared
+    assert shape == of_input.Shape(-p.padding, p.length, 2, p.out_channels // (2 * sheared), 64)
+    assert grid.tile_stages * splits == config.stages_of(p)
+    assert grid.tiles == p.batch * 2 * grid.position_tiles * grid.channel_tiles * splits
+    assert blocks == min(grid.tiles, H200.multiprocessors)
+    assert rows.length == (LONGEST_SIGNAL if p is WHOLE else p.out_length)
+    assert (second is not None) == (splits > 1) == (p is FEW_TILES)
+    assert sums.numel() == p.batch * 128 * p.length * splits
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("p", "direct"), [(PROBLEM, False), (workloads.get("dac_u1").problem, True)], ids=str)
+def test_grad_weight(p, direct, in_place):
+    """In place, or from planes: the same launch but for grad_output's rows and their first element."""
+    _, own = GRADIENTS["grad_weight_wgmma"].config(p, torch.float32, H200, "tf32")
+    channels = p.out_channels_per_group if in_place else planes.pairs_of(p)
+    g = contiguous(p.batch, channels * p.groups, 4000)
+    _, x_strides = contiguous(p.batch, p.in_channels, p.length)
+    made = grad_weight_wgmma._prepared.__wrapped__(p, own, in_place, *g, torch.float32, x_strides, H200)
+    blocks, sums, launch = made
+    _, stored, rows, grid = launch.arguments
+    assert own.direct == direct
+    assert rows == of_weight.Rows(4000, 4000, channels * p.groups, -p.padding if in_place else 0)
+    assert (grid.group_rows, grid.group_channels) == (channels, p.in_channels_per_group)
+    assert grid.tiles == p.groups * grid.pair_tiles * grid.channel_tiles * grid.tap_chunks
+    assert grid.all_stages == p.batch * grid.sample_stages
+    assert blocks == grid.splits * grid.tiles
+    weights = p.in_channels * p.out_channels_per_group * p.kernel_size
+    assert stored.numel() == (weights if direct else sums * grid.tiles * own.tile_sums)

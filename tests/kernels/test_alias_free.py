@@ -1,0 +1,50 @@
+"""The alias-free activation's phases, and the longest rows and most blocks that its kernels take."""
+
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from numba_tconv.formula.alias_free import alias_free
+from numba_tconv.gradients.alias_free import plan as gradient_plan
+from numba_tconv.kernels.alias_free import phase, plan, tile
+
+PI = Fraction("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
+
+
+@pytest.mark.parametrize(("real", "most"), [(np.float32, phase.MOST_TURNS), (np.float64, phase.WIDE_MOST_TURNS)])
+@pytest.mark.parametrize("a", [1.0, 3.0, 0.7, 1e-3])
+def test_a_phase_is_exact_up_to_its_rounding(a, real, most, monkeypatch):
+    """With multiply-adds that round once, as a GPU's do; the simulator's round twice."""
+
+    def fma(a, b, c):
+        return real(float(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))))
+
+    monkeypatch.setattr(phase, "cuda", SimpleNamespace(fma=fma))
+    fill, near, *_ = phase.trigonometry(real is np.float64)
+    constants, eps = np.zeros(4, real), np.finfo(real).eps
+    fill.py_func(constants, a, 1.0)
+    for turns in (0.3, 1.4, 1000.2, most / 3, most * 0.99):
+        u = real(turns / a * np.pi)
+        assert u <= constants[3]
+        t = Fraction(float(near.py_func(u, constants)))
+        error = Fraction(a) * Fraction(float(u)) / PI - t
+        assert abs(t) <= Fraction(1, 2) + Fraction(float(eps))
+        assert abs(error - round(error)) <= eps / 2
+
+
+@pytest.mark.parametrize("kernels", ["forward", "gradients"])
+def test_the_longest_rows_and_the_most_blocks(kernels):
+    def reason(batch, length):
+        sizes = alias_free((batch, 1, length), 12, 12, 2, 2)
+        if kernels == "gradients":
+            return gradient_plan.reason(sizes)
+        return plan.reason(sizes, tile.choose(sizes, torch.float32, "snake", True))
+
+    assert reason(1, plan.MOST_LENGTH) is None
+    assert "rows of up to" in reason(1, plan.MOST_LENGTH + 1)
+    blocks = 2 if kernels == "gradients" else 1  # of a row of one sample, at most
+    assert reason(plan.MOST_BLOCKS // blocks, 1) is None
+    assert "tiles" in reason(plan.MOST_BLOCKS // blocks + 1, 1)
