@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+
+from numba_tconv.ptx import SIMULATOR
 
 # By compute capability: a multiprocessor's threads, blocks, shared bytes.
 LIMITS = {
@@ -61,13 +63,14 @@ GPUS = {
     )
 }
 H200, A100 = GPUS["NVIDIA H200"], GPUS["NVIDIA A100"]
+SIMULATED = replace(H200, multiprocessors=4)  # the simulator's blocks run one after the other, so few are launched
 
 
 @cache
 def of(index: int | None) -> Device:
-    """The GPU with torch's ``index``; ``H200`` for None or negative (simulator)."""
+    """The GPU with torch's ``index``; ``H200`` if None or negative, but ``SIMULATED`` if negative in the simulator."""
     if index is None or index < 0:
-        return H200
+        return SIMULATED if SIMULATOR and index is not None else H200
     p = torch.cuda.get_device_properties(index)
     return Device((p.major, p.minor), p.multi_processor_count, p.shared_memory_per_multiprocessor)
 
