@@ -1,6 +1,7 @@
 """The repository as a whole: declarations, promises to a newcomer, and the imports between modules."""
 
 import ast
+import functools
 import graphlib
 import itertools
 import os
@@ -13,7 +14,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 
 from . import links
@@ -59,6 +59,7 @@ def module_name(path):
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@functools.cache
 def imported_modules(name):
     """The package's modules that the module ``name`` imports, inside functions too."""
     path = MODULES[name]
@@ -85,9 +86,8 @@ def layer(name):
     return ranks[0]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_point_downwards(name):
-    upwards = [other for other in imported_modules(name) if layer(other) > layer(name)]
+def test_imports_point_downwards():
+    upwards = [(name, other) for name in MODULES for other in imported_modules(name) if layer(other) > layer(name)]
     assert not upwards
 
 
@@ -107,15 +107,6 @@ def test_the_layers_are_those_of_the_readme():
     assert told == [name for name, *others in LAYERS if others == [f"{name}.*"]]
 
 
-def test_the_package_loads_nothing_of_the_lab():
-    """``explain`` loads it on first use."""
-    program = "import sys, numba_tconv; names = [name for name in sys.modules if name.startswith('numba_tconv.lab')]; "
-    program += "assert not names, names; assert not {'matplotlib', 'numba_tconv.torch_api.warm'} & {*sys.modules}; "
-    program += "assert callable(numba_tconv.explain) and callable(numba_tconv.warm) and numba_tconv.Explanation"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-
-
 def test_no_module_hides_one_of_the_library():
     """A Python started in a folder of the package finds that folder's modules first."""
     hiding = {path.stem for path in PACKAGE.rglob("*") if path.suffix == ".py" or path.is_dir()}
@@ -129,16 +120,6 @@ def test_the_reference_imports_nothing_that_it_judges():
                 assert {alias.name for alias in node.names} <= {"math", "numpy"}
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 1 or node.module == "__future__"
-
-
-def test_every_module_imports_without_touching_a_gpu():
-    """In a fresh interpreter that sees no GPU; with one, importing must not touch it either."""
-    names = [f"numba_tconv.{name}".removesuffix(".") for name in MODULES if name != "__main__"]
-    program = f"import importlib, torch\nfor name in {names}: importlib.import_module(name)\n"
-    program += "import reference\nassert not torch.cuda.is_initialized()"
-    for hidden in ({"CUDA_VISIBLE_DEVICES": ""}, {})[: 1 + torch.cuda.is_available()]:
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | hidden, capture_output=True)
-        assert done.returncode == 0, done.stderr.decode()
 
 
 def requirements():
@@ -217,6 +198,8 @@ def test_files_stay_small():
     for path in committed_files():
         if path.suffix == ".py":
             text = path.read_text()
-            imported = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
-            lines = len(text.splitlines()) - sum(n.end_lineno - n.lineno + 1 for n in imported)
+            lines = len(text.splitlines())
+            if lines >= 400:
+                imported = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
+                lines -= sum(n.end_lineno - n.lineno + 1 for n in imported)
             assert lines < 400, path.relative_to(ROOT)

@@ -266,12 +266,6 @@ def test_usage_names_the_command_that_was_typed(capsys, monkeypatch, name):
     assert run(capsys, "--version") == (0, f"numba_tconv {__version__}\n", "")
 
 
-def test_help_needs_no_matplotlib():
-    code = "import sys; from numba_tconv.lab.cli import parser; parser.parser(); print('matplotlib' in sys.modules)"
-    asked = subprocess.run((sys.executable, "-c", code), cwd=ROOT, capture_output=True, text=True, check=True)
-    assert asked.stdout == "False\n"
-
-
 def test_a_reader_that_has_seen_enough_is_no_error():
     command = (sys.executable, "-m", "numba_tconv", "explain", "kb64")
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

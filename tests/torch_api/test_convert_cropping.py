@@ -14,9 +14,15 @@ from torch.nn.utils.parametrize import is_parametrized
 from numba_tconv import ConvTranspose1d, convert, freeze
 from numba_tconv.torch_api.convert.cropping import Cropping, layer_of
 
-encodec = pytest.importorskip("transformers.models.encodec.modeling_encodec")
-mimi = pytest.importorskip("transformers.models.mimi.modeling_mimi")
-pocket_tts = pytest.importorskip("transformers.models.pocket_tts_audio_tokenizer.modeling_pocket_tts_audio_tokenizer")
+
+def of_transformers(name, cls):
+    """Makes a module; transformers takes seconds to import."""
+
+    def make(*arguments, **keywords):
+        module = pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
+        return getattr(module, cls)(*arguments, **keywords)
+
+    return make
 
 
 class NormConvTranspose1d(nn.Module):
@@ -60,9 +66,9 @@ def old_norm(module):
 
 
 MIMI, POCKET, ENCODEC = (
-    mimi.MimiConvTranspose1d,
-    pocket_tts.PocketTTSAudioTokenizerConvTranspose1d,
-    encodec.EncodecConvTranspose1d,
+    of_transformers("mimi", "MimiConvTranspose1d"),
+    of_transformers("pocket_tts_audio_tokenizer", "PocketTTSAudioTokenizerConvTranspose1d"),
+    of_transformers("encodec", "EncodecConvTranspose1d"),
 )
 # A module, and the crops of its layer.
 MODULES = {
@@ -141,15 +147,21 @@ def test_compiled_and_exported():
     torch.testing.assert_close(torch.export.export(module, (x,)).module()(x), expected)
 
 
-class Scaled(MIMI):
-    def forward(self, x):
-        return 2 * super().forward(x)
+def scaled():
+    class Scaled(type(MIMI(config(), 6, 4, 8, 4))):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    return Scaled(config(), 6, 4, 8, 4)
 
 
-class Cached(MIMI):
-    def forward(self, x, cache=None):
-        y = super().forward(x)
-        return y if cache is None else y + cache
+def cached():
+    class Cached(type(MIMI(config(), 6, 4, 8, 4))):
+        def forward(self, x, cache=None):
+            y = super().forward(x)
+            return y if cache is None else y + cache
+
+    return Cached(config(), 6, 4, 8, 4)
 
 
 class OfOwnForward(nn.ConvTranspose1d):
@@ -182,8 +194,8 @@ LEFT = {
     "a forward hook": (lambda: hooked("register_forward_hook"), "its layer has a hook"),
     "a backward hook": (lambda: hooked("register_full_backward_hook"), "its layer has a hook"),
     "a backward pre-hook": (lambda: hooked("register_full_backward_pre_hook"), "its layer has a hook"),
-    "a subclass": (lambda: Scaled(config(), 6, 4, 8, 4), "it computes something else"),
-    "another argument": (lambda: Cached(config(), 6, 4, 8, 4), "its forward takes x, cache"),
+    "a subclass": (scaled, "it computes something else"),
+    "another argument": (cached, "its forward takes x, cache"),
     "a layer of a subclass": (
         lambda: changed(MIMI(config(), 6, 4, 8, 4), conv=OfOwnForward(6, 4, 8, 4)),
         "its layer is not a plain one",
@@ -239,6 +251,7 @@ def test_norms_of_a_converted_module():
 
 
 def test_decoders_of_transformers():
+    pytest.importorskip("transformers")
     from transformers import EncodecConfig, EncodecModel, MimiConfig, MimiModel
 
     small = dict(num_filters=4, hidden_size=8, upsampling_ratios=[4, 2], num_residual_layers=1)
