@@ -95,9 +95,8 @@ REPLACEMENTS = {
 }
 FEW = 14  # calls for each pair of arguments and good call
 TORCHS = torch.conv_transpose1d
-pairs_of_arguments = pytest.mark.parametrize(
-    "pair", list(itertools.combinations_with_replacement(REPLACEMENTS, 2)), ids=" ".join
-)
+PAIRS = list(itertools.combinations_with_replacement(REPLACEMENTS, 2))
+pairs_of_arguments = pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
 
 
 @dataclass(frozen=True)

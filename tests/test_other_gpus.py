@@ -68,7 +68,9 @@ def blocks_of(rung, config):
     return config.min_blocks if rung.name in ("k4_register_tile", "k5_mma", "k5_dmma") else 1
 
 
-@pytest.mark.parametrize("cc", [cc for cc in BY_CC if cc >= (8, 0)], ids=str)
+@pytest.mark.parametrize(
+    "cc", thorough([cc for cc in BY_CC if cc >= (8, 0)], always=[(8, 6), (9, 0), (12, 0)], tuples=True), ids=str
+)
 def test_what_is_selected_fits_into_shared_memory(cc):
     """A block has 99 KB on 8.6, 8.9 and 12.0."""
     device, taken = BY_CC[cc], set()
@@ -95,7 +97,7 @@ def check(report, device, min_blocks):
 
 @pytest.mark.parametrize(
     ("name", "precision", "cc"),
-    thorough(FORWARD, always=[("kb64", "tf32", (12, 0)), ("kb79", "ieee", (10, 0))]),
+    thorough(FORWARD, always=[("convtasnet", "tf32", (12, 0)), ("kb79", "ieee", (10, 0))]),
 )
 def test_what_is_selected_stays_in_its_registers(name, precision, cc):
     device, problem, dtype = BY_CC[cc], workloads.get(name).problem, DTYPES[precision]

@@ -102,7 +102,7 @@ COMPILED = {
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @needs_sass
-@pytest.mark.parametrize("reason", thorough(COMPILED, always=["eight phases"]))
+@pytest.mark.parametrize("reason", thorough(COMPILED, always=["three taps, rows of unequal taps"]))
 def test_joined_blocks_stay_in_their_registers(reason):
     """More than three quarters of a stage's instructions are products."""
     workload, cc = COMPILED[reason]

@@ -84,27 +84,30 @@ def elements_of(config, entry, t, stride):
     return [first // 2, first // 2 + 1] if first == second else [first // 2 + 1, second // 2]
 
 
+@cache
+def turns(window, itemsize, width):
+    """Accesses of a warp for eight rows, of an output channel and a phase, by four lanes."""
+    words = set()
+    for m, t in itertools.product(range(8), range(4)):
+        channel, phase = divmod(m, window.phases)
+        element = channel * width + phase * window.dilation + t * (4 // itemsize) * window.stride
+        words.add(element * itemsize // 4)
+    return max(Counter(word % 32 for word in words).values())
+
+
 @every_precision
 def test_what_a_warp_of_grad_weight_loads_meets_in_as_few_banks_as_a_wider_box_allows(precision):
-    """Eight rows, of an output channel and a phase, by four lanes; all rows begin alike."""
+    """All rows begin alike."""
     wider = 0
     for config in configs_of_weight(precision):
         window, itemsize = config.window, config.itemsize
         if config.alike > 1 or config.by_taps:
             continue
-
-        def turns(width, window=window, itemsize=itemsize):
-            words = set()
-            for m, t in itertools.product(range(8), range(4)):
-                channel, phase = divmod(m, window.phases)
-                element = channel * width + phase * window.dilation + t * (4 // itemsize) * window.stride
-                words.add(element * itemsize // 4)
-            return max(Counter(word % 32 for word in words).values())
-
         vector = 16 // itemsize
         span = (config.positions // config.pieces - 1) * window.stride + config.reach + 1
         least = -(-(span + vector - 1) // vector) * vector
-        assert turns(config.width) == min(map(turns, range(least, min(least + 8 * vector, 256) + 1, vector)))
+        widths = range(least, min(least + 8 * vector, 256) + 1, vector)
+        assert turns(window, itemsize, config.width) == min(turns(window, itemsize, width) for width in widths)
         wider += config.width > least
     assert wider
 

@@ -28,6 +28,7 @@ from tests.thorough import thorough
 
 F32 = torch.float32
 UNGROUPED = [name for name, workload in workloads.WORKLOADS.items() if workload.problem.groups == 1]
+ungrouped = pytest.mark.parametrize("name", thorough(UNGROUPED, always=UNGROUPED[::3]))
 
 
 def problem_of(name, **sizes):
@@ -73,7 +74,7 @@ def test_each_tap_is_in_one_tile(name):
         assert taps_of(problem, config) == every, config
 
 
-@pytest.mark.parametrize("name", UNGROUPED)
+@ungrouped
 def test_unequal_rows_have_two_kinds_of_blocks(name):
     layer = problem_of(name).layer
     assert unequal(layer) == (name == "seamless_u1")  # eleven taps; five phases of three would have fifteen
@@ -133,7 +134,7 @@ def test_short_sums_fill_the_multiprocessors(name):
     assert splits * length < config.stages(problem) + splits
 
 
-@pytest.mark.parametrize("name", UNGROUPED)
+@ungrouped
 def test_other_tiles_are_clearly_better(name):
     problem = problem_of(name, batch=1)
     usual = tiles(problem.layer, F32, H200)[0]
@@ -179,7 +180,7 @@ def test_long_sums_keep_their_tiles(name):
     assert splits_of(problem, config)[0] == LONG[name][1]
 
 
-@pytest.mark.parametrize("name", UNGROUPED)
+@ungrouped
 def test_a_layer_has_few_tiles(name):
     layer = problem_of(name).layer
     assert len(tiles(layer, F32, H200)) <= 4

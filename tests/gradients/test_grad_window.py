@@ -16,7 +16,7 @@ STRUCTURES = [*fuzz.STRUCTURES, (300, 600, 1, 8, 1), (512, 1024, 1, 1, 1), (1000
 @pytest.mark.parametrize("name", ["grad_input_tile", "grad_weight_split"])
 @pytest.mark.parametrize("groups", thorough([1, 2], always=[2]))
 @pytest.mark.parametrize(
-    "dtype", thorough([torch.float16, torch.float32, torch.float64], always=[torch.float16, torch.float32]), ids=str
+    "dtype", thorough([torch.float16, torch.float32, torch.float64], always=[torch.float32]), ids=str
 )
 def test_each_phase_of_a_window_has_a_thread(name, groups, dtype):
     for stride, kernel_size, dilation, in_per_group, out_per_group in STRUCTURES:

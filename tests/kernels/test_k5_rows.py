@@ -1,6 +1,7 @@
 """k5's stores of rows in rounds on the CPU: a tile's sums, lane by lane through `store_tile`, as in test_k6_rows.py."""
 
 import contextlib
+import itertools
 from collections import defaultdict
 from dataclasses import replace
 
@@ -44,8 +45,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("rounds_of", ["all", 8])
+@pytest.mark.parametrize(
+    ("aligned", "rounds_of"),
+    thorough(itertools.product([True, False], ["all", 8]), always=[(True, "all"), (False, 8)]),
+)
 @pytest.mark.parametrize(("p", "shift", "at_once"), thorough(CASES, always=CASES[1:3]), ids=str)
 def test_every_output_is_its_own_sum(k5_in_python, p, shift, at_once, rounds_of, aligned):
     config = k5_choice.choose(p, "tf32")
@@ -58,7 +61,7 @@ def test_every_output_is_its_own_sum(k5_in_python, p, shift, at_once, rounds_of,
     assert k5_in_python.at_once == {at_once}
 
 
-@pytest.mark.parametrize("channels", [16, 32, 64, 128])
+@pytest.mark.parametrize("channels", thorough([16, 32, 64, 128], always=[16, 64]))
 def test_sums_of_split_operands(k5_in_python, channels):
     p = Problem(2, 8, channels, 3, 258)
     config = k5_choice.choose(p, "tf32x3")

@@ -108,15 +108,20 @@ def in_python(monkeypatch):
     return state
 
 
+WAYS = [("tf32", True), ("tf32", False), ("bf16", True)]  # precision, whether runs begin with sectors
+
+
 def code(sample, column, channel, row):
     """A number that tells whose sum it is."""
     return 1.0 + row + 200 * (channel + 50 * (column + 5000 * sample))
 
 
-@pytest.mark.parametrize(("precision", "aligned"), [("tf32", True), ("tf32", False), ("bf16", True)])
 @pytest.mark.parametrize(
-    "shape",
-    thorough(SHAPES, always=SHAPES[2:3] + SHAPES[4::2], tuples=True),
+    ("shape", "precision", "aligned"),
+    thorough(
+        [(shape, *way) for shape in SHAPES for way in WAYS],
+        always=[*((SHAPES[2], *way) for way in WAYS), (SHAPES[6], *WAYS[0])],
+    ),
     ids=str,
 )
 def test_every_output_is_its_own_sum(in_python, shape, precision, aligned):

@@ -153,7 +153,7 @@ def test_columns_before_a_tile_hold_its_first_phases_and_early_sector(precision)
 
 
 @rungs
-@precisions
+@pytest.mark.parametrize("precision", thorough(DTYPES, always=["bf16"]))
 def test_tiles_that_are_stored_as_of_one_sample_own_outputs_of_no_other(rung, precision):
     """Wherever seams between samples meet tiles; one output a column, and two."""
     straight_tiles = 0
@@ -271,7 +271,7 @@ def check_k6(problem, precision):
 
 
 @precisions
-@pytest.mark.parametrize("name", workloads.WORKLOADS)
+@pytest.mark.parametrize("name", thorough(workloads.WORKLOADS, always=[*workloads.WORKLOADS][::3]))
 def test_k6_fits_every_workload(precision, name):
     check_k6(workloads.get(name).problem, precision)
 

@@ -38,9 +38,13 @@ def candidate_of(found, rung):
 
 
 @pytest.mark.parametrize(
-    "device", thorough([H200, A100, TURING], always=[H200, TURING]), ids=lambda device: f"cc {device.cc}"
+    ("device", "dtype", "precision"),
+    thorough(
+        [(device, *of) for device in (H200, A100, TURING) for of in ARITHMETIC],
+        always=[*((H200, *of) for of in ARITHMETIC), *((TURING, *of) for of in ARITHMETIC[::4])],
+    ),
+    ids=lambda one: f"cc {one.cc}" if isinstance(one, Device) else str(one),
 )
-@pytest.mark.parametrize(("dtype", "precision"), ARITHMETIC, ids=str)
 def test_what_is_explained_is_what_a_call_does(dtype, precision, device):
     for name in VARIED:
         workload = workloads.get(name)

@@ -82,7 +82,6 @@ tiles = pytest.mark.parametrize(
         TILES,
         always=(
             "128 channels, stride 1",
-            "strided and dilated, three blocks on Ampere",
             SEVERAL_PHASES,
         ),
     ),

@@ -95,7 +95,7 @@ def test_sums_that_nobody_wants_cost_nothing():
     ("dtype", "sizes", "parameters"),
     thorough(
         itertools.product([F32, F64], [(12, 12, 2, 2), (12, 9, 2, 3)], [False, True]),
-        always=[(F32, (12, 12, 2, 2), True), (F64, (12, 9, 2, 3), False)],
+        always=[(F64, (12, 9, 2, 3), False)],
     ),
     ids=str,
 )

@@ -107,7 +107,7 @@ def test_tiles_load_vectors_and_copy_ahead(name, reason):
     "reason",
     thorough(
         ["128 channels, stride 1", "two phases on Ampere", "depthwise", "float64", "rows of unequal taps"],
-        always=["rows of unequal taps"],
+        always=["128 channels, stride 1"],
     ),
 )
 def test_copies_of_16_bytes(reason):
@@ -295,11 +295,15 @@ def test_the_kernels_beside_them_stay_in_their_registers(dtype):
         check(offline.report(kernel, HOPPER), 64)
 
 
+NAMED = list(workloads.WORKLOADS.values())
+
+
 @pytest.mark.parametrize("dtype", thorough([F32, F64], always=[F32]), ids=str)
 @pytest.mark.parametrize("cc", thorough(DEVICES, always=[HOPPER], tuples=True))
-def test_every_workload_has_a_tile(dtype, cc):
+@pytest.mark.parametrize("named", [NAMED[::3], pytest.param(NAMED, marks=pytest.mark.thorough)], ids=["a third", "all"])
+def test_every_workload_has_a_tile(dtype, cc, named):
     device = DEVICES[cc]
-    for workload in workloads.WORKLOADS.values():
+    for workload in named:
         problem = workload.problem
         for config in (
             grad_input_choose.choose(problem, dtype, device),
@@ -319,7 +323,7 @@ SUMS = {
 MOST_TERMS = 128
 
 
-@pytest.mark.parametrize("reason", SUMS)
+@pytest.mark.parametrize("reason", thorough(SUMS, always=[*SUMS][::3]))
 def test_float32_sums_are_short(reason):
     """A sum's error grows with its length, and with the number of partial sums."""
     problem = SUMS[reason]

@@ -33,7 +33,7 @@ def test_sums_on_other_gpus_do_not_wait():
 
 
 @pytest.mark.parametrize("dtype", thorough([F32, F16, BF16], always=[F32, BF16]), ids=str)
-@pytest.mark.parametrize(("early", "cc"), [(True, HOPPER), (False, AMPERE)])
+@pytest.mark.parametrize(("early", "cc"), thorough([(True, HOPPER), (False, AMPERE)], always=[(True, HOPPER)]))
 def test_partial_sums_are_loaded_and_stored_in_vectors(dtype, early, cc):
     """Loads of a batch of neighbouring outputs' parts are issued together."""
     report = offline.report(split_sums.make_kernel(dtype, early), cc)

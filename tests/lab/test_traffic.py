@@ -14,6 +14,7 @@ from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import H200
 from numba_tconv.selection.registry import RUNGS
+from tests.thorough import thorough
 
 LADDER = ("k1_gather", "k2_polyphase", "k3_shared_tile", "k4_register_tile")
 
@@ -26,7 +27,7 @@ def loads_per_multiply_add(ptx, space):
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("workload", ["kb64", "hifigan_u3"])
+@pytest.mark.parametrize("workload", thorough(["kb64", "hifigan_u3"], always=["kb64"]))
 def test_loads_a_multiply_add_are_those_of_the_compiled_loop(workload):
     problem = workloads.get(workload).problem
     for name in LADDER[1:]:

@@ -1,5 +1,7 @@
 """The alias-free activation's kernel in the simulator, against the plain-Python definition."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ import reference
 from numba_tconv.formula.alias_free import alias_free
 from numba_tconv.kernels.alias_free.plan import prepare
 from numba_tconv.kernels.alias_free.tile import Config
+from tests.thorough import thorough
 
 CASES = [
     # up taps, down taps, up ratio, down ratio, activation
@@ -28,7 +31,7 @@ def computed(config, x, up, down, alpha, beta):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("length", [1, 2, 7, 90])
+@pytest.mark.parametrize("length", thorough([1, 2, 7, 90], always=[1, 90]))
 def test_every_output(case, dtype, length):
     torch.manual_seed(0)
     *sizes, activation = case
@@ -54,8 +57,14 @@ def test_large_phases():
         assert ((y - exact).abs() <= inverse * phase_error.clamp(max=1) + x.abs() * 2.0**-23).all()
 
 
-@pytest.mark.parametrize("vectors", [1, 2, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    ("vectors", "dtype"),
+    thorough(
+        itertools.product([1, 2, 4], [torch.float32, torch.float16, torch.float64]),
+        always=[(2, torch.float32), (1, torch.float16), (2, torch.float64), (4, torch.float32)],
+    ),
+    ids=str,
+)
 def test_vectors_of_x_and_single_samples(vectors, dtype):
     """x from each place in 16 bytes; tiles in the middle of a row, at its ends and of a row shorter than a vector."""
     for length in (3, 32 * 4 * vectors * 3):

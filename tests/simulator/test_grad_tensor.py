@@ -72,7 +72,11 @@ LONG = {
 }
 BY_VECTORS = list(LONG)[:3]  # all of them, if the tensor itself is aligned
 long_strides = pytest.mark.parametrize("reason", LONG)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+every_dtype = pytest.mark.parametrize(
+    "dtype",
+    thorough([torch.float32, torch.float16, torch.bfloat16], always=[torch.float32, torch.bfloat16]),
+    ids=str,
+)
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ def test_long_strides_of_samples_far_apart_and_more_rows_than_a_grid_has(monkeyp
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("count", [1, 2, 3, 9, 12, 17, 25], ids="{} vectors".format)
+@pytest.mark.parametrize("count", thorough([1, 2, 3, 9, 12, 17, 25], always=[1, 3, 17]), ids="{} vectors".format)
 def test_squares_meet_in_shared_memory_without_conflicts(dtype, count, vectors, monkeypatch):
     """Eight neighbours access 16 bytes each, all banks; what they store to the planes is adjacent."""
     for name, number in TILE.items():
@@ -234,7 +238,9 @@ def workspace(weight, problem, config, splits):
     ids=["taps of unequal rows", "groups", "K < stride", "more channels than a block's"],
 )
 @pytest.mark.parametrize("channels", thorough([1, grad_weight_sum.VECTOR], always=[grad_weight_sum.VECTOR]))
-@pytest.mark.parametrize(("splits", "aligned"), [(1, False), (11, False), (11, True)])
+@pytest.mark.parametrize(
+    ("splits", "aligned"), thorough([(1, False), (11, False), (11, True)], always=[(1, False), (11, True)])
+)
 def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, splits, aligned, channels, monkeypatch):
     own = replace(grad_weight_sum.config_of(problem, torch.float32, aligned), channels=channels)
     row = problem.out_channels_per_group * problem.kernel_size

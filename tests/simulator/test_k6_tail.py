@@ -14,6 +14,7 @@ from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
 from tests.few_blocks import few_threads
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -35,7 +36,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("precision", thorough(DTYPES, always=["tf32", "bf16"]))
 def test_the_last_columns_outputs(monkeypatch, name, precision):
     p, dtype = PROBLEMS[name], DTYPES[precision]
     monkeypatch.setattr(k6_tail, "CHANNELS", 16)

@@ -62,7 +62,7 @@ def check(p, dtype, splits, shift):
     assert y.is_fence_whole()
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", thorough(SIZES, always=[*[*SIZES][::2], "no vectors"]))
 @pytest.mark.parametrize("has_bias", [False, True])
 @dtypes
 def test_partial_sums_are_added_up_with_the_bias(vectors, dtype, has_bias, size):

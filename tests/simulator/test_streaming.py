@@ -13,9 +13,10 @@ from numba_tconv.torch_api import operators
 from tests.gpu.sanitized_streaming import PRODUCT, step_cases
 from tests.parity import DTYPES
 from tests.streams import LAYERS, chunked, stream
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
-layers = pytest.mark.parametrize("reason", LAYERS)
+layers = pytest.mark.parametrize("reason", thorough(LAYERS, always=[*LAYERS][::2]))
 
 
 def by_gather(x, weight, bias, *parameters):

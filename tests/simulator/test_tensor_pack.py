@@ -115,8 +115,13 @@ def packed_in_parts(w, problem, order):
     return parts.numpy(), packed[-1].item(), tile, chunks
 
 
-@pytest.mark.parametrize("order", ["wgmma", "mma"])
-@pytest.mark.parametrize("what", PROBLEMS)
+@pytest.mark.parametrize(
+    ("what", "order"),
+    thorough(
+        itertools.product(PROBLEMS, ["wgmma", "mma"]),
+        always=[*((what, "wgmma") for what in [*PROBLEMS][::2]), *((what, "mma") for what in [*PROBLEMS][::4])],
+    ),
+)
 def test_both_parts_of_every_weight_are_in_their_places(what, order):
     problem = PROBLEMS[what]
     w = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size) * 1e-12
@@ -214,7 +219,7 @@ def weights(problem, dtype, strides=None, offset=0):
 
 
 @pytest.mark.parametrize("order", ["wgmma", "mma"])
-@pytest.mark.parametrize("what", thorough(WAYS, always=[*WAYS][::2]))
+@pytest.mark.parametrize("what", thorough(WAYS, always=[*WAYS][::3]))
 def test_vectors_are_copied_where_weights_lie_so(copied, what, order):
     problem, precision, strides, way = WAYS[what]
     tile = tile_of(problem, precision, order)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASI
 
 PROBLEM = SMALL["groups, unequal channels"]
 DTYPE = torch.float32
-CALLS = 4
+CALLS = 2
 
 
 def data(w):

@@ -3,18 +3,26 @@
 CPU and meta tensors go to torch. CPU tensors that count as a GPU's (as in test_errors.py) tell who refuses.
 """
 
+import itertools
+
 import pytest
 import torch
 
-from tests.bad_calls import disagreements, is_huge, is_left_to_torch, pairs_of_arguments, tensors_of
+from tests.bad_calls import PAIRS, disagreements, is_huge, is_left_to_torch, pairs_of_arguments, tensors_of
+from tests.thorough import thorough
 
 from .test_errors import taken, watched  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR")
 
 
-@pairs_of_arguments
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("pair", "device"),
+    thorough(
+        itertools.product(PAIRS, ["cpu", "meta"]),
+        always=[*((pair, "cpu") for pair in PAIRS[::2]), *((pair, "meta") for pair in PAIRS[::4])],
+    ),
+)
 def test_what_goes_to_torch(pair, device):
     assert disagreements(pair, device) == {}
 

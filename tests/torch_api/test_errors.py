@@ -16,6 +16,7 @@ from numba_tconv.runtime.device import H200
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import functional
 from numba_tconv.torch_api import operators as ops
+from tests.thorough import thorough
 
 TORCHS = torch.conv_transpose1d
 INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
@@ -110,10 +111,12 @@ def test_odd_integers(name, value, taken, watched):
     agree(call(**base, **{name: value}), watched, named=[name])
 
 
+GEOMETRIES = list(itertools.product((1, 2, 3), (0, 1, 4, 9), (0, 1, 2, 4), (1, 2, 4)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    ("stride", "padding", "output_padding", "dilation"),
-    list(itertools.product((1, 2, 3), (0, 1, 4, 9), (0, 1, 2, 4), (1, 2, 4))),
+    ("stride", "padding", "output_padding", "dilation"), thorough(GEOMETRIES, always=GEOMETRIES[::5])
 )
 def test_geometry(stride, padding, output_padding, dilation, dtype, taken, watched):
     arguments = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
@@ -127,8 +130,11 @@ SHAPES = {
 }
 
 
+BOTH_SHAPES = list(itertools.product(*SHAPES.values()))
+
+
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize(("x_shape", "w_shape"), list(itertools.product(*SHAPES.values())))
+@pytest.mark.parametrize(("x_shape", "w_shape"), thorough(BOTH_SHAPES, always=BOTH_SHAPES[::3]))
 def test_shapes(x_shape, w_shape, groups, taken, watched):
     named = ["input must", "weight must", "channels must", "kernel_size must", "length must"]
     agree(call(x_shape, w_shape, groups=groups), watched, named, delegated=w_shape == NO_OUT_CHANNELS)

@@ -1,5 +1,6 @@
 """The backward operators: derivatives on CPU tensors, torch.library's own check, and who computes what."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -70,7 +71,7 @@ def test_gradients(of, reason):
     assert verdict(OPERATORS[of](*operator_arguments(of, problem, g, x, w)), oracle.float(), oracle, 100) is None
 
 
-@pytest.mark.parametrize("reason", thorough(FEW, always=[FEW[2], GROUPS]))
+@pytest.mark.parametrize("reason", thorough(FEW, always=[GROUPS]))
 @of_each
 def test_derivatives(of, reason):
     operands = operator_arguments(of, SMALL[reason], *differentiable(SMALL[reason])[:3])
@@ -78,7 +79,7 @@ def test_derivatives(of, reason):
     assert torch.autograd.gradgradcheck(OPERATORS[of], operands, nondet_tol=0.0)
 
 
-@reasons
+@pytest.mark.parametrize("reason", thorough(FEW, always=[FEW[3], GROUPS]))
 @of_each
 def test_torchs_check_of_operators(of, reason):
     torch.library.opcheck(OPERATORS[of], operator_arguments(of, SMALL[reason], *differentiable(SMALL[reason])[:3]))
@@ -127,9 +128,13 @@ def test_what_torchs_own_gradient_does_not_read_takes_no_memory_where_it_finds_r
 # The derivative of the public function
 
 
-@reasons
-@pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
-@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(
+    ("reason", "batched", "biased"),
+    thorough(
+        itertools.product(FEW, [True, False], [True, False]),
+        always=[*itertools.product([GROUPS], [True, False], [True, False]), (FEW[2], True, True)],
+    ),
+)
 def test_first_and_second_derivatives(through_the_operator, reason, batched, biased):
     _, x, w, bias = differentiable(SMALL[reason])
     tensors = [x if batched else x[0].detach().requires_grad_(), w, *[bias] * biased]

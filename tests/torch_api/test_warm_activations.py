@@ -12,6 +12,7 @@ import numba_tconv
 from numba_tconv.formula.alias_free import AliasFree
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import H200
+from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.selection.directions import FORWARD, STEP
 from numba_tconv.torch_api.alias_free_operators import as_on_a_gpu
 from numba_tconv.torch_api.compile_ahead import calls_of
@@ -51,5 +52,9 @@ def test_an_activations_kernels(direction):
 
 def test_warm_compiles_them(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path))
+    monkeypatch.setattr(Kernel, "ptx", lambda kernel, _: kernel.name)  # other tests compile them
     layer, x = numba_tconv.AliasFreeActivation(8), torch.empty(2, 8, 100)
     assert [numba_tconv.warm(layer, x, training=training, jobs=1) for training in (False, True, True)] == [1, 2, 0]
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {
+        *("alias_free", "alias_free_gradient", "alias_free_parameters")
+    }

@@ -183,7 +183,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("case", "precision", "shift", "together"), thorough(WAYS, always=WAYS[::4]))
+@pytest.mark.parametrize(("case", "precision", "shift", "together"), thorough(WAYS, always=WAYS[::6]))
 def test_every_output_is_its_own_sum(in_python, case, precision, shift, together):
     state, p = in_python, CASES[case]
     config = next(c for c in k6_config.configs(p, precision) if c.bulk_channels)

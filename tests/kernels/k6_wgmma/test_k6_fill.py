@@ -13,6 +13,7 @@ from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Origin, Samples
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
 from tests.kernels.test_tensor_store import cast_quickly
+from tests.thorough import thorough
 
 LANES = 32
 
@@ -73,7 +74,7 @@ def test_in_vectors(memory, precision, dtype, channels_left, begin):
 # Rows without a map, and as a box would have them; x begins as many elements after a multiple of 16 bytes.
 @pytest.mark.parametrize("early", [0, 3])
 @pytest.mark.parametrize("begin", [-16, 24, 41])
-@pytest.mark.parametrize("channels_left", [0, 3, 11, 100])
+@pytest.mark.parametrize("channels_left", thorough([0, 3, 11, 100], always=[3, 100]))
 @pytest.mark.parametrize(("precision", "dtype"), [("tf32", np.float32), ("fp16", np.float16)])
 def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin, early):
     memory, arrived = memory

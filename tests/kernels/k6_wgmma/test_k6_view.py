@@ -16,13 +16,14 @@ from numba_tconv.kernels.k6_wgmma.choose import choose
 from numba_tconv.kernels.k6_wgmma.operands import ALIGNED
 from numba_tconv.lab.measure import workloads
 from tests.kernels.test_tensor_store import cast_quickly
+from tests.thorough import thorough
 
 X_AT = 4096
 precisions = pytest.mark.parametrize("precision", ["tf32", "bf16", "tf32x3"])
 LAYERS = {name: workloads.get(name).problem for name in ("kb64", "kb74", "kb79", "dac_u2", "encodec_u2")}
 # Several chunks of taps, whose windows begin at different elements of 16 bytes.
 LAYERS["taps far apart"] = Problem(2, 32, 64, 9, 500, dilation=5)
-layers = pytest.mark.parametrize("layer", LAYERS)
+layers = pytest.mark.parametrize("layer", thorough(LAYERS, always=["kb74", "encodec_u2", "taps far apart"]))
 
 
 @pytest.fixture(scope="module")
