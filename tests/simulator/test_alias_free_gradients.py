@@ -28,6 +28,7 @@ CASES = [
     (11, 13, 2, 3, "leaky_relu", False, True),
     (13, 2, 3, 2, "silu", False, True),
 ]
+LENGTHS = [*range(1, 20), 56, 57, 61, 117]
 TOLERANCE = {torch.float32: 3e-5, torch.float64: 1e-12, torch.float16: 2e-3}
 
 
@@ -90,7 +91,7 @@ def test_every_gradient(case, dtype):
         assert_close(config, case, length)
 
 
-@pytest.mark.parametrize("length", [*range(1, 20), 56, 57, 61, 117])
+@pytest.mark.parametrize("length", thorough(LENGTHS, always=[*LENGTHS[:-4:3], *LENGTHS[-4:]]))
 def test_rows_shorter_and_longer_than_a_tile(length):
     """Tiles have 64 positions and 56 outputs; the first begins three positions before the row."""
     *sizes, activation, _, log_scale = CASES[0]
