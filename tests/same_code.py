@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from numba_tconv.formula.alias_free import AliasFree
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.streaming import plan
 from numba_tconv.lab.machine_code import offline
@@ -32,15 +33,15 @@ from numba_tconv.lab.measure.workloads import WORKLOADS
 from numba_tconv.lab.studies.streaming import LAYERS
 from numba_tconv.runtime.device import A100, H200, Device
 from numba_tconv.runtime.kernel import Kernel, target
-from numba_tconv.torch_api.compile_ahead import Call
+from numba_tconv.torch_api.compile_ahead import ActivationCall, Call
 
 RECORD = Path(__file__).with_name("same_code.json")
 COMPILERS = ("numba-cuda", "nvidia-nvvm", "nvidia-cuda-nvcc")
 DEVICES = {"sm_90a": H200, "sm_80": A100}
 DTYPES = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}  # the other precisions: float32
 
-# Every rung, gradient, store and second stage; steps of streams are below. A line: a rung, a precision, and the
-# workloads, at batch 1 where the name says so.
+# Every rung, gradient, store and second stage; steps of streams and activations are below. A line: a rung, a
+# precision, and the workloads, at batch 1 where the name says so.
 CALLS = """
 k1_gather             ieee    kb64
 k1_gather             bf16    kb64
@@ -82,8 +83,14 @@ k5_mma                tf32    hifigan_u3
 # Steps of streams: a precision, and layers with slots and new frames.
 STEPS = """
 ieee    mimi_1@1x1 mimi_4@8x4 mimi_upsample@64x1
-tf32    mimi_1@64x1 mimi_4@8x4
+tf32    mimi_1@64x1 mimi_4@8x4 qwen3_omni_upsample@64x8
 bf16    mimi_1@64x1 mimi_1@64x4 mimi_upsample@1x1
+"""
+# Alias-free activations with all their gradients: a precision, and activations with taps/ratio up and down.
+ACTIVATIONS = """
+ieee    snakebeta@12/2,12/2 snake@8/2,9/3 gelu@16/4,15/4
+fp64    snake@12/2,12/2
+bf16    snakebeta@12/2,12/2 snake@8/2,9/3
 """
 
 
@@ -101,7 +108,17 @@ class StepCall:
         return [step.kernel for step in plan.steps(self.problem, self.dtype, self.precision)]
 
 
-def listed() -> list[tuple[str, str, Call | StepCall]]:
+@dataclass(frozen=True)
+class ActivationStep(ActivationCall):
+    """An activation of contiguous tensors, and its gradients."""
+
+    device: Device = H200
+
+
+AnyCall = Call | StepCall | ActivationStep
+
+
+def listed() -> list[tuple[str, str, AnyCall]]:
     """Every listed call: architecture, name, and the call."""
     found = []
     for arch, lines in (("sm_90a", CALLS), ("sm_80", ON_A100)):
@@ -121,10 +138,21 @@ def listed() -> list[tuple[str, str, Call | StepCall]]:
             problem = replace(LAYERS[layer], batch=int(slots), length=int(frames))
             call = StepCall(problem, DTYPES.get(precision, torch.float32), precision)
             found.append(("sm_90a", f"{call.rung} {precision} {step}", call))
+    for line in ACTIVATIONS.split("\n")[1:-1]:
+        precision, *activations = line.split()
+        for one in activations:
+            kind, *numbers = re.fullmatch(r"(\w+)@(\d+)/(\d+),(\d+)/(\d+)", one).groups()
+            up_taps, up_ratio, down_taps, down_ratio = map(int, numbers)
+            sizes = AliasFree(4, 192, 8192, up_taps, down_taps, up_ratio, down_ratio)
+            dtype, is_beta = DTYPES.get(precision, torch.float32), kind == "snakebeta"
+            call = ActivationStep(
+                sizes, dtype, kind.removesuffix("beta"), log_scale=is_beta, tied=not is_beta, step=True
+            )
+            found.append(("sm_90a", f"alias_free {precision} {one}", call))
     return found
 
 
-def kernels() -> dict[str, tuple[Call | StepCall, int]]:
+def kernels() -> dict[str, tuple[AnyCall, int]]:
     """A call and which of its kernels it is, by kernel name; the first call of each."""
     found, known = {}, set()
     for arch, name, call in listed():
@@ -190,7 +218,7 @@ def digest(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
-def codes(call: Call | StepCall, number: int, recorded: list[str] | None) -> list[str]:
+def codes(call: AnyCall, number: int, recorded: list[str] | None) -> list[str]:
     """Digests of PTX and SASS of one kernel; no SASS where the PTX is as recorded."""
     kernel: Kernel = call.kernels()[number]
     cc = target(call.device.cc)
@@ -214,9 +242,7 @@ def compilers() -> dict[str, str]:
     return found
 
 
-def compiled(
-    wanted: dict[str, tuple[Call | StepCall, int]], recorded: dict[str, list[str]], jobs: int
-) -> dict[str, list[str]]:
+def compiled(wanted: dict[str, tuple[AnyCall, int]], recorded: dict[str, list[str]], jobs: int) -> dict[str, list[str]]:
     """Digests of these kernels, by one process for each processor."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:

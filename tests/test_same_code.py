@@ -16,6 +16,7 @@ from numba_tconv.lab.machine_code import offline
 from numba_tconv.runtime.kernel import Kernel, contiguous
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
+from numba_tconv.torch_api.compile_ahead import Call
 
 from . import same_code
 from .same_code import difference, plain_ptx, plain_sass
@@ -134,7 +135,7 @@ def test_a_kernel_is_the_same_by_its_ptx_or_by_its_machine_code():
 
 
 def test_every_rung_is_listed():
-    calls = [(name, call) for _, name, call in same_code.listed() if not isinstance(call, same_code.StepCall)]
+    calls = [(name, call) for _, name, call in same_code.listed() if isinstance(call, Call)]
     assert {call.rung for _, call in calls} == {*RUNGS, *GRADIENTS}
     for name, call in calls:
         rungs = RUNGS if call.rung in RUNGS else GRADIENTS
@@ -145,6 +146,14 @@ def test_every_kernel_of_steps_is_listed():
     steps = [call for _, _, call in same_code.listed() if isinstance(call, same_code.StepCall)]
     names = {kernel.name for call in steps for kernel in call.kernels()}
     assert names == {"streaming_step", "streaming_mma", "streaming_depthwise"}
+
+
+def test_every_kernel_of_activations_is_listed():
+    calls = [call for _, _, call in same_code.listed() if isinstance(call, same_code.ActivationStep)]
+    names = {kernel.name for call in calls for kernel in call.kernels()}
+    assert names == {"alias_free", "alias_free_gradient", "alias_free_parameters"}
+    assert {call.activation == "snake" for call in calls} == {True, False}
+    assert {call.sizes.up_ratio == call.sizes.down_ratio for call in calls} == {True, False}
 
 
 def test_the_record_is_of_the_kernels_that_are_listed():
