@@ -15,7 +15,8 @@ from numba_tconv.kernels.rung import Step
 from numba_tconv.runtime.kernel import Prepared, alike
 
 from . import parameters
-from .kernel import Sizes, make_kernel
+from .arguments import Sizes
+from .kernel import make_kernel
 from .tile import Config, choose, tiles_of
 
 LEAST_OUTPUTS = 64  # of a tile

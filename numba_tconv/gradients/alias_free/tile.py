@@ -17,6 +17,7 @@ MOST_PASSES = 4
 THREADS = (32, 64, 128)
 LANES = 1024  # of a multiprocessor: 64 registers each
 MOST_TAPS = 24  # of both filters, for so few registers
+FAR = 1024  # keeps dividends positive
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Config:
     @cached_property
     def turned(self) -> Up:
         return Up(self.down_taps, self.down_ratio, self.sizes.down_shift, self.run, self.vector)
+
+    @property
+    def takes_sums(self) -> bool:
+        """Whether alpha and beta receive gradients."""
+        return self.activation == "snake" and self.parameters
 
     @cached_property
     def by_windows(self) -> bool:

@@ -22,14 +22,23 @@ WIDE_SINE = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1)
 WIDE_COSINE = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k) for k in reversed(range(13)))
 
 
+class Phase(NamedTuple):
+    """A row's constants."""
+
+    turns: float  # half periods a unit; ``rest`` is the part that they lack
+    rest: float
+    inverse: float  # 1/(b + 1e-9)
+    most: float  # the largest |u| of ``near``
+    slope: float  # of Snake's derivative 1 + slope*sin(pi*t)*cos(pi*t)
+
+
 class Trigonometry(NamedTuple):
-    """Device functions of an accumulator's type; t is a*u in half periods, less the nearest integer.
+    """Device functions of an accumulator's type; t is a*u in half periods, less the nearest integer."""
 
-    A row's ``constants``: half periods a unit in two parts, 1/(b + 1e-9), the largest |u| of ``near``."""
-
-    fill: Callable  # (constants, a, b), both float64
-    near: Callable  # (u, constants) -> t
-    far: Callable  # (u, constants) -> t of any u
+    fill: Callable  # (array of 4, a, b), both float64
+    phase: Callable  # (array) -> Phase
+    near: Callable  # (u, phase) -> t
+    far: Callable  # (u, phase) -> t of any u
     sine: Callable  # t -> sin(pi*t)
     cosine: Callable  # t -> cos(pi*t)
 
@@ -52,20 +61,26 @@ def trigonometry(wide: bool) -> Trigonometry:
         constants[3] = real(most / max(abs(turns), 1e-30))
 
     @device_function
-    def near(u, constants):
-        n = cuda.fma(u, constants[0], real(offset)) - real(offset)
-        return cuda.fma(u, constants[1], cuda.fma(u, constants[0], -n))
+    def phase(constants):
+        turns, rest, inverse = constants[0], constants[1], constants[2]
+        return Phase(turns, rest, inverse, constants[3], real(2 * math.pi) * turns * inverse)
 
     @device_function
-    def far(u, constants):
+    def near(u, phase):
+        n = cuda.fma(u, phase.turns, real(offset)) - real(offset)
+        return cuda.fma(u, phase.rest, cuda.fma(u, phase.turns, -n))
+
+    @device_function
+    def far(u, phase):
         if wide:
             # Beyond, neighbours lie whole periods apart.
-            return near(u, constants) if abs(u) <= constants[3] else real(0)
-        whole = float64(u) * (float64(constants[0]) + float64(constants[1]))
+            return near(u, phase) if abs(u) <= phase.most else real(0)
+        whole = float64(u) * (float64(phase.turns) + float64(phase.rest))
         return real(whole - math.floor(whole + 0.5))
 
     return Trigonometry(
         fill,
+        phase,
         near,
         far,
         _polynomial(WIDE_SINE if wide else SINE, True, real),

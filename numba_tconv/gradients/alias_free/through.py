@@ -1,0 +1,84 @@
+"""From y's gradient through the activation, to that of the up-samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from numba import cuda, int32
+
+from numba_tconv.kernels.alias_free.phase import Phase, trigonometry
+from numba_tconv.ptx import device_function, repeated
+from numba_tconv.runtime.elements import ELEMENTS
+
+from . import slope
+from .arguments import UpSamples
+from .tile import Config
+
+
+class Through(NamedTuple):
+    """Device functions; Snake's add to ``sums`` what alpha and beta receive."""
+
+    one: Callable  # (u, grad, sums, phase) -> the gradient of an up-sample u, given its activation's
+    all: Callable  # (up_samples, phase): a thread's up-samples become their gradients
+
+
+class State(NamedTuple):
+    up_samples: UpSamples
+    phase: Phase
+
+
+def make_through(config: Config) -> Through:
+    accumulator, ups = ELEMENTS[config.dtype].accumulator, config.run * config.up_ratio
+    is_snake, takes_sums = config.activation == "snake", config.takes_sums
+    trig = trigonometry(accumulator.bitwidth == 64)
+    near_phase, far_phase, sine, cosine = trig.near, trig.far, trig.sine, trig.cosine
+    pointwise = slope.identity if is_snake else slope.POINTWISE[config.activation]
+
+    @device_function
+    def through_snake(t, u, grad, sums, phase):
+        s, co = sine(t), cosine(t)
+        part = grad * s
+        if takes_sums:
+            sums[0] = cuda.fma(u * co, part, sums[0])
+            sums[1] = cuda.fma(s, part, sums[1])
+        return cuda.fma(phase.slope * co, part, grad)
+
+    @device_function
+    def one(u, grad, sums, phase):
+        if is_snake:
+            t = near_phase(u, phase) if abs(u) <= phase.most else far_phase(u, phase)
+            return through_snake(t, u, grad, sums, phase)
+        return grad * pointwise(u)
+
+    @device_function
+    def near(z, state):
+        u, grad = state.up_samples.values[z], state.up_samples.slopes[z]
+        if is_snake:
+            t = near_phase(u, state.phase)
+            state.up_samples.values[z] = through_snake(t, u, grad, state.up_samples.sums, state.phase)
+        else:
+            state.up_samples.values[z] = grad * pointwise(u)
+
+    @device_function
+    def far(z, state):
+        u, grad = state.up_samples.values[z], state.up_samples.slopes[z]
+        t = far_phase(u, state.phase)
+        state.up_samples.values[z] = through_snake(t, u, grad, state.up_samples.sums, state.phase)
+
+    all_near, all_far = repeated(near, ups), repeated(far, ups)
+
+    @device_function
+    def through_all(up_samples, phase):
+        are_near = True
+        if is_snake:
+            largest = accumulator(0)
+            for z in range(ups):
+                largest = max(largest, abs(up_samples.values[z]))
+            are_near = largest <= phase.most
+        if are_near:
+            all_near(int32(0), State(up_samples, phase))
+        if is_snake and not are_near:
+            all_far(int32(0), State(up_samples, phase))
+
+    return Through(one, through_all)
