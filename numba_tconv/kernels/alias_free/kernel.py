@@ -18,13 +18,13 @@ from numba_tconv.ptx import (
     load_vector,
     multiply_add,
     repeated,
-    store_run,
     store_vector,
 )
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
 from . import activation
+from .epilogue import Registers, make_store
 from .filters import whole
 from .tile import Config
 
@@ -89,21 +89,19 @@ def make_fetch(config: Config) -> Callable:
 @cache
 def make_kernel(config: Config) -> Kernel:
     element, c = ELEMENTS[config.dtype], config
-    load, store, accumulator = element.load, element.store, element.accumulator
+    load, accumulator = element.load, element.accumulator
     is_snake = c.activation == "snake"
     run, vector, threads, positions = c.run, c.vector, c.threads, c.positions
     up_taps, down_taps, up_ratio, down_ratio = c.up_taps, c.down_taps, c.up_ratio, c.down_ratio
     plane, outputs, aligned, before, early = c.plane, c.outputs, c.aligned, c.up.before, c.early
     same_ratio, down_shift, last_reach = c.same_ratio, c.sizes.down_shift, c.down_taps // 2
-    up_window, down_window, ups = c.up.window, c.down.window, c.run * c.up_ratio
+    up_window, ups = c.up.window, c.run * c.up_ratio
     up_room, down_room = whole(up_taps, vector), whole(down_taps, vector)
     samples_room, planes_room, ends = c.room(c.samples), c.plane * down_ratio, c.entries * down_ratio
-    windows, rounds = down_ratio * down_window, -(-outputs // positions)
+    windows = down_ratio * c.down.window
     tap_rounds = -(-max(up_taps, down_taps) // threads)
     place, fetch = device_function(c.place), make_fetch(c)
-    multiply_up, multiply_down = multiply_add((c.up.products,)), multiply_add((c.down.products,))
-    stored = min(run, 16 // c.dtype.itemsize)
-    put = store_run(element, stored)
+    multiply_up, store_tile = multiply_add((c.up.products,)), make_store(c)
     fill = activation.make_constants(c.dtype, c.log_scale)
     act = activation.of(c.activation, c.dtype)
 
@@ -158,8 +156,10 @@ def make_kernel(config: Config) -> Kernel:
         if is_snake and thread == threads - 1:
             fill(shared_constants, load(alpha[uint64(channel)]), load(beta[uint64(channel)]))
 
+        registers = Registers(down_values, sums, down)
         for turn in range(passes):
-            begin = int32((chunk * passes + int32(turn)) * outputs - shift)
+            position = (chunk * passes + int32(turn)) * outputs - shift
+            begin = int32(position)
             if begin >= out_length:
                 break
             # The first position, and the up-sample of entry 0.
@@ -202,24 +202,7 @@ def make_kernel(config: Config) -> Kernel:
 
             for v in range(0, down_room, vector):
                 load_vector(down, v, shared_down, v)
-            for turned in range(rounds):
-                o = int32((thread + turned * threads) * run)
-                if o < outputs:
-                    for v in range(0, down_window, vector):
-                        at = place(uint32(o + v))
-                        for q in range(down_ratio):
-                            load_vector(down_values, q * down_window + v, planes, q * plane + at)
-                    for z in range(run):
-                        sums[z] = accumulator(0)
-                    multiply_down(sums, down, down_values, 0)
-                    here = int32(begin + o)
-                    if here >= 0 and int32(here + run) <= out_length:
-                        for z in range(0, run, stored):
-                            put(y, target + here + z, sums, z)
-                    else:
-                        for z in range(run):
-                            if uint32(here + z) < uint32(out_length):
-                                y[uint64(target + here + z)] = store(sums[z])
+            store_tile(y, target, sizes.out_length, registers, planes, position)
 
     data = flat(element.storage)
     signature = (arguments(Signal, data=data), *[data] * 5, arguments(Sizes))

@@ -149,6 +149,18 @@ def make_keep(config: Config):
     return keep
 
 
+@device_function
+def draw(is_last, tickets, ticket, readers):
+    """Note whether this block is the last of ``readers`` that have read the state, and reset the ticket."""
+    is_last[0] = 1
+    if readers > 1:
+        cuda.threadfence()
+        is_last[0] = 0
+        if cuda.atomic.add(tickets, ticket, int32(1)) == readers - 1:
+            tickets[ticket] = int32(0)
+            is_last[0] = 1
+
+
 @cache
 def make_kernel(config: Config) -> Kernel:
     element, taps, threads = ELEMENTS[config.dtype], config.taps, config.threads
@@ -187,15 +199,7 @@ def make_kernel(config: Config) -> Kernel:
             read(shared, x, state, first_in, in_channels, first_slot, first_frame, stream)
         cuda.syncthreads()
         if kept and thread == 0:
-            is_last[0] = 1
-            if stream.readers > 1:
-                # The last ticket: all have read the state.
-                ticket = group_tile * stream.slot_tiles + slot_tile
-                cuda.threadfence()
-                is_last[0] = 0
-                if cuda.atomic.add(tickets, ticket, int32(1)) == stream.readers - 1:
-                    tickets[ticket] = int32(0)
-                    is_last[0] = 1
+            draw(is_last, tickets, group_tile * stream.slot_tiles + slot_tile, stream.readers)
 
         lane, column = divmod(thread, int32(columns))
         row, k = divmod(column, int32(kernel_size))

@@ -13,7 +13,9 @@ same frames draw a ticket each stage; the last one writes the new state from sha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64, types, uint8, uint32, uint64
 
@@ -141,6 +143,53 @@ def make_keep(config: Config):
     return keep_vectors if kept == 1 else keep
 
 
+class Store(NamedTuple):
+    """Device functions of the epilogue."""
+
+    sums: Callable  # (acc, shared, first): a warp's sums to shared memory, from column ``first`` on
+    columns: Callable  # (y, shared, bias, mask, place, group, first_out, outs, sizes): the warps' sums, added up, to y
+
+
+def make_store(config: Config) -> Store:
+    element, threads, columns, stride = ELEMENTS[config.dtype], config.threads, config.columns, config.stride
+    load, store, row_blocks, column_blocks = element.load, element.store, config.row_blocks, config.column_blocks
+    sums_at, sum_pitch, channel_warps = config.sums_at // 4, config.sum_pitch, config.channel_warps
+    rows_of_tile = config.rows
+
+    @device_function
+    def store_sums(acc, shared, first_sum):
+        lane = int32(cuda.threadIdx.x & 31)
+        for i in range(row_blocks):
+            for j in range(column_blocks):
+                for z in range(4):
+                    row = int32(ROWS * i + (lane >> 2) + 8 * (z >> 1))
+                    column = int32(first_sum + COLUMNS * j + (lane & 3) * 2 + (z & 1))
+                    shared[uint32(sums_at + column * sum_pitch + row)] = acc[(i * column_blocks + j) * 4 + z]
+
+    @device_function
+    def store_columns(y, shared, bias, mask, place, group, first_out, outs, sizes):
+        slots, frames = int32(sizes.slots), int32(sizes.frames)
+        e = int32(cuda.threadIdx.x)
+        while e < columns * rows_of_tile:
+            column, row = divmod(uint32(e), uint32(rows_of_tile))
+            out, phase = divmod(row, uint32(stride))
+            t, slot = divmod(column, uint32(slots))
+            n = place.first_slot + int64(slot)
+            if t < frames and n < sizes.batch and out < outs:
+                co = group * sizes.out_per_group + first_out + int64(out)
+                total = float32(0)
+                if is_live(mask, n):
+                    total = load(bias.data[uint64(co)]) if bias.exists else float32(0)
+                    at = uint32(sums_at + column * uint32(sum_pitch) + row)
+                    for z in range(channel_warps):
+                        total += shared[at + uint32(z * columns * sum_pitch)]
+                to = ((n * sizes.groups * sizes.out_per_group + co) * frames + int64(t)) * stride + int64(phase)
+                y[uint64(to)] = store(total)
+            e = int32(e + threads)
+
+    return Store(store_sums, store_columns)
+
+
 @device_function
 def judge(is_last, tickets, ticket, number, drawn, sizes):
     """Note whether this block, which drew ``drawn``, is the last to read stage ``number``, and reset the ticket."""
@@ -151,23 +200,22 @@ def judge(is_last, tickets, ticket, number, drawn, sizes):
 
 @cache
 def make_kernel(config: Config) -> Kernel:
-    element, threads, kept, itemsize = ELEMENTS[config.dtype], config.threads, config.kept, config.itemsize
-    load_element, store, storage = element.load, element.store, element.storage
+    storage, threads, kept, itemsize = ELEMENTS[config.dtype].storage, config.threads, config.kept, config.itemsize
     kernel_size, stride, channels, columns = config.kernel_size, config.stride, config.channels, config.columns
     channel_warps, stages, depth, halves = config.channel_warps, config.stages, config.depth, 4 // config.itemsize
     warp_columns = columns // config.column_warps
     stage_bytes, weights_bytes, stage_channels = config.stage_bytes, config.weights_bytes, config.stage_channels
     row_blocks, column_blocks, rows_of_tile = config.row_blocks, config.column_blocks, config.rows
-    weight_pitch, frame_pitch, sum_pitch = config.weight_pitch, config.frame_pitch, config.sum_pitch
+    weight_pitch, frame_pitch = config.weight_pitch, config.frame_pitch
     sums, lane_rows = 4 * row_blocks * column_blocks, 2 * row_blocks
-    apart, sums_at, ahead = config.apart, config.sums_at // 4, config.ahead
-    delay = config.delay
+    apart, ahead, delay = config.apart, config.ahead, config.delay
     load_weights, (begin, end, words), multiply = (
         make_load_weights(config),
         make_load_frames(config),
         make_multiply(config),
     )
-    keep, await_stage = make_keep(config), cp_async_wait(ahead - 1)
+    keep, await_stage, store = make_keep(config), cp_async_wait(ahead - 1), make_store(config)
+    store_sums, store_columns = store.sums, store.columns
 
     @device_function
     def keep_rest(steps, is_last, shared, base, state, mask, place, sizes):
@@ -190,7 +238,7 @@ def make_kernel(config: Config) -> Kernel:
         # Blocks that read the same weights are neighbours in the grid.
         tile, slot_tile = divmod(int64(cuda.blockIdx.x), sizes.slot_tiles)
         group, row_tile = divmod(tile, sizes.row_tiles)
-        slots, frames, in_channels = int32(sizes.slots), int32(sizes.frames), int32(sizes.in_per_group)
+        slots, in_channels = int32(sizes.slots), int32(sizes.in_per_group)
         first_out = int32(row_tile * channels)
         outs = min(int32(channels), int32(sizes.out_per_group - first_out))
         place = Place(slot_tile * slots, group * sizes.in_per_group)
@@ -266,31 +314,9 @@ def make_kernel(config: Config) -> Kernel:
             if kept:
                 keep_rest(steps, is_last, typed, base, state, mask, place, sizes)
             cuda.syncthreads()  # sums overwrite the ring
-        first_sum = int32(int32(channel_warp) * columns + first_column)
-        for i in range(row_blocks):
-            for j in range(column_blocks):
-                for z in range(4):
-                    row = int32(ROWS * i + (lane >> 2) + 8 * (z >> 1))
-                    column = int32(first_sum + COLUMNS * j + (lane & 3) * 2 + (z & 1))
-                    shared[uint32(sums_at + column * sum_pitch + row)] = acc[(i * column_blocks + j) * 4 + z]
+        store_sums(acc, shared, int32(int32(channel_warp) * columns + first_column))
         cuda.syncthreads()
-        e = int32(thread)
-        while e < columns * rows_of_tile:
-            column, row = divmod(uint32(e), uint32(rows_of_tile))
-            out, phase = divmod(row, uint32(stride))
-            t, slot = divmod(column, uint32(slots))
-            n = place.first_slot + int64(slot)
-            if t < frames and n < sizes.batch and out < outs:
-                co = group * sizes.out_per_group + first_out + int64(out)
-                total = float32(0)
-                if is_live(mask, n):
-                    total = load_element(bias.data[uint64(co)]) if bias.exists else float32(0)
-                    at = uint32(sums_at + column * uint32(sum_pitch) + row)
-                    for z in range(channel_warps):
-                        total += shared[at + uint32(z * columns * sum_pitch)]
-                to = ((n * sizes.groups * sizes.out_per_group + co) * frames + int64(t)) * stride + int64(phase)
-                y[uint64(to)] = store(total)
-            e = int32(e + threads)
+        store_columns(y, shared, bias, mask, place, group, first_out, outs, sizes)
         if apart and kept:
             if thread == 0 and steps > 0:
                 judge(is_last, tickets, ticket, int32(steps - 1), drawn, sizes)
