@@ -31,10 +31,9 @@ def launch_of(p, precision, here, strides=None, offset=0, y_offset=0, has_bias=T
     """The packing, the launch and its arguments by name. ``strides``: of x, in elements."""
     dtype = DTYPES[precision]
     shape, y_strides = (p.batch, p.in_channels, p.length), (p.in_channels * p.length, p.length, 1)
+    x = Layout(shape, strides or y_strides, dtype, NO_GPU, offset)
     w = Layout.contiguous((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, NO_GPU)
-    packing, launch = k5_mma._plan(
-        *(p, config, precision, dtype, shape, strides or y_strides, offset, w, has_bias, y_offset, here)
-    )
+    packing, launch = k5_mma._plan(p, config, precision, x, w, has_bias, y_offset, here)
     names = inspect.signature(launch.kernel.function).parameters
     return packing, launch, dict(zip(names, launch.arguments, strict=True))
 

@@ -22,6 +22,7 @@ from functools import cache, lru_cache
 import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
+from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.packed_weights import after_packing
 from numba_tconv.kernels.common.tensor_core.outputs import Place
 from numba_tconv.kernels.common.tensor_core.outputs import Thread as Storing
@@ -42,6 +43,7 @@ from numba_tconv.ptx import (
 )
 from numba_tconv.runtime import device
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike
+from numba_tconv.runtime.layout import Layout
 
 from .arguments import Input, Loop, RowTile, Sizes, Thread, Weights, bits_type, types_of
 from .choose import choose, config_of, resident_blocks
@@ -222,18 +224,24 @@ class WarpMatrix(TensorRung):
         return f"{tiles} of {c.tile.rows} rows by {COLUMNS} columns; {c.stages} stages of {c.depth} input channels"
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
-        packing, launch = _plan(
-            *(problem, config, precision, x.dtype, x.shape, x.strides, x.offset % 16),
-            *(w, bias is not None, y.offset % SECTOR, device.of(x.index)),
-        )
+        has_bias, here = bias is not None, device.of(x.index)
+        packing, launch = _plan(problem, config, precision, x, w, has_bias, y.offset % SECTOR, here)
         return taking_bias(after_packing(packing, launch), bias)
 
 
 @lru_cache(maxsize=1024)
 def _plan(
-    problem, config, precision, dtype, shape, strides, offset, w, has_bias, y_offset, here
+    problem: Problem,
+    config: Config | None,
+    precision: str | None,
+    x: Layout,
+    w: Layout,
+    has_bias: bool,
+    y_offset: int,
+    here: device.Device,
 ) -> tuple[TensorPacking, Prepared]:
-    """The packing and the launch."""
+    """The packing and the launch. ``y_offset``: bytes from a sector to y."""
+    dtype, shape, strides, offset = x.dtype, x.shape, x.strides, x.offset % 16
     precision = precision or (config.tile.precision if config else default_precision(dtype))
     config = config or config_of(problem, precision, here, shape, strides, offset)
     if not by_vectors(shape, strides, offset, config.tile):

@@ -28,7 +28,7 @@ from numba_tconv.kernels.common.tensor_core.outputs import Output, Runs, Thread
 from numba_tconv.kernels.common.tensor_core.rung import TensorRung
 from numba_tconv.kernels.common.tensor_core.split_operand import scales_of
 from numba_tconv.kernels.common.tensor_core.tile import COLUMNS, SECTOR
-from numba_tconv.kernels.common.tensor_map import ALIGNMENT, MAP_BYTES, publish
+from numba_tconv.kernels.common.tensor_map import MAP_BYTES, publish
 from numba_tconv.kernels.rung import Step, taking_bias
 from numba_tconv.ptx import (
     barrier_sync,
@@ -343,11 +343,7 @@ class WarpgroupMatrix(TensorRung):
         return cost(problem, config, device)
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
-        plan = plan_of(
-            make_kernel,
-            *(problem, config, x.dtype, precision, x.strides, x.offset % ALIGNMENT),
-            *(w, bias is not None, y.offset % SECTOR, x.index),
-        )
+        plan = plan_of(make_kernel, problem, config, precision, x, w, bias is not None, y.offset % SECTOR)
         packing, launch, tail, copy, second = plan.packing, plan.launch, plan.tail, plan.copy, plan.second
         maps_room, ordinary = room((plan.map_bytes,), torch.uint8, x.index), launch.ordinary
 

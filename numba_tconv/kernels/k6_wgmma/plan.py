@@ -43,19 +43,17 @@ def plan_of(
     make_kernel: Callable[[Config], Kernel],
     problem: Problem,
     config: Config | None,
-    dtype: torch.dtype,
     precision: str | None,
-    strides: tuple,
-    offset: int,
+    x: Layout,
     w: Layout,
     has_bias: bool,
     y_offset: int,
-    device_index: int | None,
 ) -> Plan:
     """The plan; without ``config`` the cost model chooses one.
 
-    ``strides``: of x, in elements. ``offset``, ``y_offset``: bytes from a multiple of 16 to x, and from a sector to y.
+    ``y_offset``: bytes from a sector to y.
     """
+    dtype = x.dtype
     config = config or choose(problem, precision or default_precision(dtype))
     second = second_stage(problem, dtype, config.splits, has_bias, early=True)
     if second:
@@ -64,12 +62,12 @@ def plan_of(
     chunks = channel_chunks(p, config)
     first, columns = sample_columns(p, config)
     x_shape = p.batch, p.in_channels, p.length
-    taken = input_of(x_shape, strides, offset, config, problem.groups, (first, columns))
+    taken = input_of(x_shape, x.strides, x.offset % ALIGNMENT, config, problem.groups, (first, columns))
     shape, strides, offset, rows = taken.shape, taken.strides, taken.offset, taken.rows
     template = template_map(shape, strides, offset, config, rows) if rows else NO_MAP
     tiles_along = column_tiles(p, config)
     group_tiles = tile.row_tiles(p)
-    multiprocessors = device.of(device_index).multiprocessors
+    multiprocessors = device.of(x.index).multiprocessors
     blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
     in_vectors = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
     samples = Samples(p.batch, p.length, columns, first)

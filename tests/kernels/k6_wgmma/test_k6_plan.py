@@ -12,7 +12,7 @@ from numba_tconv.kernels.k6_wgmma.arguments import Channels, Columns, Fetch, Sam
 from numba_tconv.kernels.k6_wgmma.choose import choose
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.kernel import GIVEN
-from numba_tconv.runtime.layout import Layout
+from numba_tconv.runtime.layout import NO_GPU, Layout
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
 TEMPLATE = tuple(range(100, 116))
@@ -23,9 +23,9 @@ def told(monkeypatch, problem, offset=0, has_bias=True, y_offset=0, splits=1):
     p = problem
     monkeypatch.setattr(plan, "template_map", lambda *_: TEMPLATE)
     w = Layout.of(torch.empty((p.in_channels, p.out_channels_per_group, p.kernel_size), device="meta"))
-    strides = p.in_channels * p.length, p.length, 1
+    x = Layout.contiguous((p.batch, p.in_channels, p.length), torch.float32, NO_GPU)._replace(offset=offset)
     config = replace(choose(p, "tf32"), splits=splits)
-    given = p, config, torch.float32, "tf32", strides, offset, w, has_bias, y_offset, None
+    given = p, config, "tf32", x, w, has_bias, y_offset
     return config, plan.plan_of.__wrapped__(kernel.make_kernel, *given).launch.arguments
 
 
