@@ -45,6 +45,15 @@ class Source(NamedTuple):
     last_channel: int  # of the last stage copied in steps, or -1
 
 
+class Entry(NamedTuple):
+    """A copy's source in the table: the element, in two words, and bytes, 0 outside the signal."""
+
+    low: int
+    high: int
+    size: int
+    spare: int
+
+
 class Share(NamedTuple):
     row: int
     first_copy: int
@@ -127,7 +136,7 @@ def _make_load_listed(config: Config):
     vector = 1 if turned else config.x_vector
     row_lanes = max(1, threads // depth)
     rows_at_once, row_copies = threads // row_lanes, -(-per_row // row_lanes)
-    entry, copy_x = ld_shared(4, int32), cp_async_to(max(4, vector * itemsize))
+    load_words, copy_x = ld_shared(4, int32), cp_async_to(max(4, vector * itemsize))
 
     @device_function
     def joined(low, high):
@@ -145,11 +154,15 @@ def _make_load_listed(config: Config):
                 to_x = int32(to_stage + (row * pitch + p0 * vector) * itemsize)
                 for z in range(row_copies):
                     if (z + 1) * row_lanes <= per_row or p0 < per_row - z * row_lanes:
-                        low, high, size, _ = entry(table + z * (row_lanes * 16))
+                        entry = Entry(*load_words(table + z * (row_lanes * 16)))
+                        size = entry.size
                         if not exists:
                             size = int32(0)
                         copy_x(
-                            to_x + z * (row_lanes * vector * itemsize), signal.data, joined(low, high) + from_row, size
+                            to_x + z * (row_lanes * vector * itemsize),
+                            signal.data,
+                            joined(entry.low, entry.high) + from_row,
+                            size,
                         )
             else:
                 p = int32(p0)
@@ -158,9 +171,9 @@ def _make_load_listed(config: Config):
                 while p < per_row:  # loads together, for latency
                     for z in range(BATCH):
                         q = int32(min(p + z * row_lanes, per_row - 1))
-                        low, high, size, _ = entry(shared.base + table_at + q * 16)
-                        there = exists and size > 0
-                        shared.values[z] = signal.data[uint64(joined(low, high) + from_row)] if there else 0
+                        entry = Entry(*load_words(shared.base + table_at + q * 16))
+                        there = exists and entry.size > 0
+                        shared.values[z] = signal.data[uint64(joined(entry.low, entry.high) + from_row)] if there else 0
                     for z in range(BATCH):
                         q = int32(p + z * row_lanes)
                         if q < per_row:
