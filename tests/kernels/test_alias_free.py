@@ -23,13 +23,14 @@ def test_a_phase_is_exact_up_to_its_rounding(a, real, most, monkeypatch):
         return real(float(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))))
 
     monkeypatch.setattr(phase, "cuda", SimpleNamespace(fma=fma))
-    fill, near, *_ = phase.trigonometry(real is np.float64)
+    of = phase.trigonometry(real is np.float64)
     constants, eps = np.zeros(4, real), np.finfo(real).eps
-    fill.py_func(constants, a, 1.0)
+    of.fill.py_func(constants, a, 1.0)
+    row = phase.Phase(*constants, slope=None)
     for turns in (0.3, 1.4, 1000.2, most / 3, most * 0.99):
         u = real(turns / a * np.pi)
-        assert u <= constants[3]
-        t = Fraction(float(near.py_func(u, constants)))
+        assert u <= row.most
+        t = Fraction(float(of.near.py_func(u, row)))
         error = Fraction(a) * Fraction(float(u)) / PI - t
         assert abs(t) <= Fraction(1, 2) + Fraction(float(eps))
         assert abs(error - round(error)) <= eps / 2
