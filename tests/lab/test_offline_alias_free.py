@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothin
 SIZES = AliasFree(4, 24, 96_000, 12, 12)
 FEW_REGISTERS = 64  # with them 1024 threads fit on a multiprocessor
 DTYPES = {"float32": F32, "float64": F64, "bfloat16": BF16, "float16": F16}
-dtypes = pytest.mark.parametrize("name", thorough(DTYPES, always=("float32", "bfloat16")))
+dtypes = pytest.mark.parametrize("name", thorough(DTYPES, always=("float32",)))
 
 
 @cache
@@ -83,6 +83,7 @@ def test_gradients_multiply_as_often_as_they_must(name):
     assert found - products(config) <= 2 * ups * (sine_and_cosine + 7) + (100 if DTYPES[name] == F64 else 40)
 
 
+@pytest.mark.thorough
 def test_sums_that_nobody_wants_cost_nothing():
     """Neither shared memory nor products."""
     (_, whole), (_, alone) = gradient_report("float32"), gradient_report("float32", parameters=False)
@@ -95,7 +96,7 @@ def test_sums_that_nobody_wants_cost_nothing():
     ("dtype", "sizes", "parameters"),
     thorough(
         itertools.product([F32, F64], [(12, 12, 2, 2), (12, 9, 2, 3)], [False, True]),
-        always=[(F64, (12, 9, 2, 3), False)],
+        always=[(F32, (12, 9, 2, 3), False)],
     ),
     ids=str,
 )
