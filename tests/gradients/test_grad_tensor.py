@@ -95,7 +95,7 @@ def turns(window, itemsize, width):
     return max(Counter(word % 32 for word in words).values())
 
 
-@every_precision
+@pytest.mark.parametrize("precision", thorough(PRECISIONS, always=["bf16"]))
 def test_what_a_warp_of_grad_weight_loads_meets_in_as_few_banks_as_a_wider_box_allows(precision):
     """All rows begin alike."""
     wider = 0

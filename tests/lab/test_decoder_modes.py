@@ -176,6 +176,7 @@ def test_a_graph_keeps_the_input_that_it_reads(monkeypatch):
     assert torch.equal(replay(), kept().tanh())
 
 
+@pytest.mark.thorough
 @torch.no_grad()
 def test_a_converted_decoder_is_one_graph():
     model, x = tiny(ONE_STAGE)

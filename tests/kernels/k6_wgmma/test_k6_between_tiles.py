@@ -25,6 +25,7 @@ def over_tiles(config):
     return loop
 
 
+@pytest.mark.thorough
 def test_nothing_divides():
     """With resident weights, a block's row tile and channels stay; columns are counted on."""
     config = choose(workloads.get("oobleck_u4").problem, "bf16")
