@@ -151,7 +151,8 @@ def test_the_claim_is_of_default_calls_and_says_where_there_are_none():
 def test_a_whole_decoder_is_claimed_eager_and_at_its_largest_batch():
     of = dict(mode="eager", activations=109, batch=4, ms_p50=10.0, torch_ms_p50=40.0)
     others = (
-        in_mode(**of | dict(batch=1, ms_p50=1.0)),
+        in_mode(**of | dict(batch=1, ms_p50=1.0, time="2027-01-01T00:00:00Z")),
+        in_mode(**of | dict(activations=72, batch=8, ms_p50=1.0, time="2027-01-01T00:00:00Z")),
         in_mode(**of | dict(mode="graph", ms_p50=1.0)),
         in_mode(**of | dict(activations=0, batch=64, ms_p50=1.0)),
         in_mode(**of | dict(gpu="another", batch=64, ms_p50=1.0)),
@@ -161,7 +162,8 @@ def test_a_whole_decoder_is_claimed_eager_and_at_its_largest_batch():
     said = claim.render([row(rung="auto", precision="tf32")], [in_mode(**of), half, *others])
     assert "**4.0 times as fast in TF32, 2.0 times as fast in bfloat16**" in said
     assert "4 inputs of" in said
-    assert "activations" not in claim.render([row(rung="auto", precision="tf32")], others[2:4])
+    assert "weights frozen" in said
+    assert "activations" not in claim.render([row(rung="auto", precision="tf32")], others[3:5])
 
 
 def test_steps_of_one_frame_in_a_graph_are_claimed():

@@ -58,9 +58,12 @@ def make_store(config: Config, ends: Ends):
     return store_tile
 
 
-def make_add_up(config: Config):
-    """A device function (shared, alpha, beta): a block's sums of these, at elements 0 and ``threads`` of ``shared``."""
-    threads, halvings = config.threads, config.threads.bit_length() - 1
+def make_add_up(threads: int):
+    """A device function (shared, alpha, beta): a block's sums of these, at elements 0 and ``threads`` of ``shared``.
+
+    ``threads``: of the block, a power of two.
+    """
+    halvings = threads.bit_length() - 1
 
     @device_function
     def add_up(shared, of_alpha, of_beta):

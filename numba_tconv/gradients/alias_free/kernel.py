@@ -49,7 +49,7 @@ def make_kernel(config: Config) -> Kernel:
     fill, phase_of = trig.fill, trig.phase
     before_row, after_row, all_at_ends = ends.before_row, ends.after_row, ends.add
     through_one, through_all = through.one, through.all
-    store_tile, add_up = make_store(c, ends), make_add_up(c)
+    store_tile, add_up = make_store(c, ends), make_add_up(c.threads)
     sums_room = 2 * threads if takes_sums else vector
 
     @device_function

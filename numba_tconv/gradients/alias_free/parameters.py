@@ -11,6 +11,8 @@ from numba import cuda, float64, int32, types, uint64
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
+from .epilogue import make_add_up
+
 THREADS = 64
 
 
@@ -19,7 +21,7 @@ def make_kernel(dtype: torch.dtype, log_scale: bool, tied: bool) -> Kernel:
     """``tied``: beta is alpha, whose gradient is the sum of both."""
     element, threads, room = ELEMENTS[dtype], THREADS, 2 * THREADS
     load, store, accumulator = element.load, element.store, element.accumulator
-    halvings = threads.bit_length() - 1
+    add_up = make_add_up(threads)
 
     def alias_free_parameters(partials, alpha, beta, grad_alpha, grad_beta, splits):
         shared = cuda.shared.array(room, dtype=float64)
@@ -29,13 +31,7 @@ def make_kernel(dtype: torch.dtype, log_scale: bool, tied: bool) -> Kernel:
         for split in range(thread, splits, threads):
             of_alpha += float64(partials[first + uint64(split)])
             of_beta += float64(partials[others + first + uint64(split)])
-        shared[thread], shared[threads + thread] = of_alpha, of_beta
-        for h in range(halvings):
-            cuda.syncthreads()
-            half = threads >> (h + 1)
-            if thread < half:
-                shared[thread] += shared[thread + half]
-                shared[threads + thread] += shared[threads + thread + half]
+        add_up(shared, of_alpha, of_beta)
         if thread == 0:
             a, b = float64(load(alpha[channel])), float64(load(beta[channel]))
             scale_a, scale_b = float64(1), float64(1)

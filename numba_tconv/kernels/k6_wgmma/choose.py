@@ -134,7 +134,7 @@ def choose_whole(problem: Problem, precision: str) -> Config | None:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, precision: str) -> Config | None:
-    """The cheapest configuration on an H200, or None."""
+    """The cheapest configuration on ``H200``, or None."""
     whole = choose_whole(problem, precision)
     if whole is None or (filled := share(problem, whole, H200)) >= 1:
         return whole
