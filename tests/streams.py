@@ -28,12 +28,14 @@ LAYERS = {
 }
 
 # The same for steps on tensor cores, which take slots and weights in vectors.
+MATRICES = "eight phases of 16 bits, a row of ldmatrix"
 PRODUCTS = {
     "K = 2s, five stages of a warp": _layer((40, 6), 4, 2, bias=True),
     "K = 3s, two frames kept": _layer((24, 8), 6, 2, bias=True),
     "K = s, nothing is kept": _layer((16, 4), 4, 4),
     "groups": _layer((48, 12), 4, 2, groups=2, bias=True),
     "rows that fill no product": _layer((16, 8), 10, 5, bias=True),
+    MATRICES: _layer((40, 3), 16, 8, bias=True),
 }
 
 

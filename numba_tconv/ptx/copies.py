@@ -106,6 +106,27 @@ def ld_shared(count, kind):
     return ld_shared_vector
 
 
+def ldmatrix(count, transposed=False):
+    """(address): ldmatrix of ``count`` (2 or 4) matrices of eight rows of 16 bytes, as a tuple of words.
+
+    Lane 8*m + r gives the address of row r of matrix m. Lane 4*r + c gets word c of row r of each matrix; of
+    ``transposed`` ones, whose elements have 16 bits, elements 2*c and 2*c + 1 of column r."""
+    result = types.UniTuple(types.int32, count)
+    kind = f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if transposed else ''}.shared.b16"
+    text = f"{kind} {{{', '.join(f'${z}' for z in range(count))}}}, [${count}];"
+
+    @instruction(no_meaning)
+    def load_matrices(typingctx, address):
+        def codegen(context, builder, sig, args):
+            struct = ir.LiteralStructType([i32] * count)
+            values = asm(builder, struct, args, text, ",".join(["=r"] * count + ["r", "~{memory}"]))
+            return context.make_tuple(builder, result, [builder.extract_value(values, z) for z in range(count)])
+
+        return result(types.int32), codegen
+
+    return load_matrices
+
+
 # (address, values): the address is a multiple of the values' size.
 st_shared = word("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", types.int32, *[types.float32] * 4)
 st_shared_f32 = word("st.shared.f32 [$0], $1;", types.int32, types.float32)

@@ -35,7 +35,7 @@ from . import operators as ops
 from .functional import autocasts, default_precision, require_known
 from .sizes import integer, integers
 
-MOST_FRAMES, MOST_COLUMNS = 32, 256  # new ones of a slot and of all, for the kernels of steps where sums are not pinned
+MOST_FRAMES, MOST_COLUMNS = 32, 512  # new ones of a slot and of all, for the kernels of steps where sums are not pinned
 PINNED = ("ieee", "fp64")  # their order of sums does not depend on the chunks
 NAME = "numba_tconv::streaming_step"
 
@@ -204,11 +204,10 @@ def _fake(x, state, weight, bias, mask, stride, groups, dilation, precision):
 
 
 def _by_convolution(x, state, weight, bias, mask, problem: Problem, convolve: Callable) -> torch.Tensor:
-    """A step of several launches: ``convolve(frames, output_padding)``, cropped."""
-    p, kept = problem, state.shape[2]
+    """A step of several launches: ``convolve(frames, padding, output_padding)`` gives the new outputs alone."""
+    p, padding = problem, state.shape[2] * problem.stride
     frames = torch.cat([state, x], dim=2)
-    beyond = max(0, p.stride - p.dilation * (p.kernel_size - 1) - 1)  # outputs after the last tap: bias alone
-    y = convolve(frames, beyond)[:, :, kept * p.stride : (kept + p.length) * p.stride].contiguous()
+    y = convolve(frames, padding, padding - (p.dilation * (p.kernel_size - 1) + 1 - p.stride))
     new = frames[:, :, p.length :]
     if mask is not None:
         y.masked_fill_(~mask[:, None, None], 0)
@@ -222,8 +221,10 @@ def _cpu(x, state, weight, bias, mask, stride, groups, dilation, precision):
     problem = _problem(x, state, weight, bias, mask, stride, groups, dilation)
     _refuse_overlap(state, x=x, weight=weight, bias=bias, mask=mask)
 
-    def convolve(frames, beyond):
-        return torch.conv_transpose1d(frames, weight, bias, stride, 0, beyond, groups, dilation)
+    def convolve(frames, padding, output_padding):
+        return torch.conv_transpose1d(
+            frames, weight, bias, stride, padding, output_padding, groups, dilation
+        ).contiguous()
 
     return _by_convolution(x, state, weight, bias, mask, problem, convolve)
 
@@ -274,8 +275,8 @@ def _ready(x, state, weight, bias, mask, stride, groups, dilation, precision) ->
         precision = TF32_ALLOWED  # exact where no tensor core computes
 
     def compute(x, state, weight, bias, mask):
-        def convolve(frames, beyond):
-            parameters = stride, 0, beyond, groups, dilation
+        def convolve(frames, padding, output_padding):
+            parameters = stride, padding, output_padding, groups, dilation
             return ops.conv_transpose1d(frames, weight, bias, *parameters, variant, precision)
 
         return _by_convolution(x, state, weight, bias, mask, problem, convolve)

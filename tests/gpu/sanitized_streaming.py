@@ -10,7 +10,7 @@ import torch
 from numba_tconv.kernels.streaming import depthwise, mma_tile, plan, tile
 from numba_tconv.runtime import device
 from numba_tconv.runtime.layout import Layout
-from tests.streams import LAYERS, PRODUCTS, stream
+from tests.streams import LAYERS, MATRICES, PRODUCTS, stream
 
 RUNG = "streaming_step"
 TF32_EPS = 2.0**-10
@@ -86,9 +86,8 @@ def step_cases():
     yield Steps("depthwise", torch.float32, DEPTHWISE, 0, masked=True)
     yield Steps("depthwise", torch.bfloat16, DEPTHWISE, 0, masked=False)
     yield Steps("depthwise with dilation", torch.float64, DEPTHWISE, 0, masked=True)
-    for reason in PRODUCTS:
-        for config in range(3):
-            yield Steps(reason, torch.float32, PRODUCT, config, masked=config == 1)
-    for dtype in (torch.float16, torch.bfloat16):
-        for config in range(3):
-            yield Steps("K = 2s, five stages of a warp", dtype, PRODUCT, config, masked=config == 0)
+    halves = "K = 2s, five stages of a warp", MATRICES
+    for dtype, reasons in ((torch.float32, PRODUCTS), (torch.float16, halves), (torch.bfloat16, halves)):
+        for reason in reasons:
+            for config in range(3):
+                yield Steps(reason, dtype, PRODUCT, config, masked=config == (dtype == torch.float32))

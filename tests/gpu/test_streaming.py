@@ -75,7 +75,10 @@ def replace_operands(s, dtype):
 PRODUCTS = {
     "many slots": (Problem(1, 1024, 512, 16, 1, 8, bias=True), 64, (1, 1)),
     "many slots, several frames": (Problem(1, 512, 256, 12, 1, 6, bias=True), 33, (1, 4, 3)),
-    "blocks of 128 columns": (Problem(1, 1024, 512, 16, 1, 8, bias=True), 64, (3, 4)),
+    "blocks of 128 columns": (Problem(1, 1024, 512, 16, 1, 8, bias=True), 64, (3, 4, 8)),
+    "two warps share input channels": (Problem(1, 1536, 768, 16, 1, 8, bias=True), 64, (2, 4)),
+    "warps of 64 columns": (Problem(1, 768, 384, 10, 1, 5, bias=True), 64, (4,)),
+    "one column": (Problem(1, 512, 256, 12, 1, 6, bias=True), 1, (1, 1)),
     "rows that fill no product": (Problem(1, 256, 128, 10, 1, 5, bias=True), 17, (1, 2)),
     "several tiles of slots": (Problem(1, 128, 64, 8, 1, 4, bias=True), 150, (1, 1)),
     "two frames kept": (Problem(1, 64, 48, 12, 1, 4, bias=True), 9, (1, 2, 5)),

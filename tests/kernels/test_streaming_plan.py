@@ -47,7 +47,7 @@ def chosen(layer=LAYER, dtype=F32, precision="tf32", x=None, state=None, weight=
         (dict(layer=replace(LAYER, in_channels=132)), PRODUCTS),
         (dict(layer=replace(LAYER, in_channels=132), dtype=BF16, precision="bf16"), COLUMNS),
         (dict(layer=replace(LAYER, kernel_size=256, stride=128)), PRODUCTS),
-        (dict(layer=replace(LAYER, batch=3, length=1)), COLUMNS),
+        (dict(layer=replace(LAYER, batch=1, length=1)), PRODUCTS),
         (dict(layer=replace(LAYER, batch=1, length=4)), PRODUCTS),
         (dict(layer=replace(LAYER, batch=1, length=1), dtype=BF16, precision="bf16"), PRODUCTS),
         (dict(layer=replace(LAYER, batch=1, length=32)), PRODUCTS),

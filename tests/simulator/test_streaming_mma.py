@@ -30,7 +30,7 @@ def warps(monkeypatch):
 
 
 CASES = [case for case in step_cases() if case.kernel == PRODUCT]
-OF_ALL = {(torch.float32, 1), (torch.float16, 0), (torch.bfloat16, 2)}
+OF_ALL = {(torch.float32, 1), (torch.float16, 0), (torch.bfloat16, 1), (torch.bfloat16, 2)}
 FIRST, *OTHERS = (case for case in CASES if (case.dtype, case.config) in OF_ALL)
 USUAL = OTHERS[::2] + OTHERS[-1:]
 

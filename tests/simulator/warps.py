@@ -71,6 +71,26 @@ def products(module, kind):
     return product
 
 
+def matrices(module, memory, count, transposed=False):
+    """ldmatrix of ``count`` matrices."""
+    addresses = {}
+
+    def load(address):
+        thread = int(module.cuda.threadIdx.x)
+        lane, warp = thread % 32, thread // 32
+        addresses[thread] = address
+        module.cuda.syncthreads()
+        words = []
+        for m in range(count):
+            matrix = np.stack([memory.at(addresses[32 * warp + 8 * m + r], np.uint16, 8) for r in range(8)])
+            matrix = np.ascontiguousarray(matrix.T if transposed else matrix).view(np.int32)
+            words.append(matrix[lane // 4, lane % 4])
+        module.cuda.syncthreads()
+        return tuple(words)
+
+    return load
+
+
 def prmt(a, b, selector):
     parts = np.array([a, b], np.int32).view(np.uint8)
     return np.array([parts[selector >> 4 * z & 7] for z in range(4)], np.uint8).view(np.int32)[0]
@@ -108,7 +128,9 @@ def played(modules, monkeypatch, fake_cuda):
         shared_address=memory.shared_address,
         copy=copy,
         load_words=load_words,
-        load_word=lambda address: memory.at(address, np.int32)[0],
+        load_rows=matrices(module, memory, 4),
+        load_few_rows=matrices(module, memory, 2),
+        load_columns=matrices(module, memory, 4, transposed=True),
         load_number=lambda address: memory.at(address, np.float32)[0],
         ld_shared_u16=lambda address: np.int32(memory.at(address, np.uint16)[0]),
         ld_global_vector=ld_global_vector,

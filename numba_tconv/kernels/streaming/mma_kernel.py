@@ -5,7 +5,7 @@
 
 A row is an output channel and a phase r, a column a slot's new frame. A stage holds the rows' taps and all frames of
 some input channels. Tap r + q*stride multiplies the frames q before the columns' own. Warps share a stage's input
-channels, and more than MOST_COLUMNS columns; their sums are added in one order.
+channels, and many columns; their sums are added in one order.
 
 Frames lie by time, then by slot: the columns' are adjacent for every q, and so is the new state. Blocks that read the
 same frames draw a ticket each stage; the last one writes the new state from shared memory.
@@ -25,10 +25,12 @@ from numba_tconv.ptx import (
     cp_async_commit,
     cp_async_wait,
     device_function,
+    float_of,
     griddepcontrol_launch_dependents,
     griddepcontrol_wait,
     ld_shared,
     ld_shared_u16,
+    ldmatrix,
     mma,
     prmt,
     shared_address,
@@ -43,20 +45,22 @@ from .mma_load import make_load_frames, make_load_weights
 from .mma_tile import COLUMNS, KINDS, ROWS, VECTOR, Config
 
 LOW_HALVES = 0x5410  # prmt's selector
-load_word, load_number, load_words = ld_shared(1, int32), ld_shared(1, float32), ld_shared(4, int32)
+load_number, load_words = ld_shared(1, float32), ld_shared(4, int32)
+load_rows, load_few_rows, load_columns = ldmatrix(4), ldmatrix(2), ldmatrix(4, transposed=True)
 
 
 def make_multiply(config: Config):
     """Build ``multiply(acc, rows, weights, frames, shift)``, which adds a warp's products of a stage.
 
-    ``weights``, ``frames``: addresses of this lane's first input channel; ``rows``: bytes to the weights of its rows;
-    ``shift``: bytes between two frames of a slot.
+    ``weights``, ``frames``: this lane's addresses of the warp's first slice; ``rows``: bytes to the weights of its
+    rows; ``shift``: bytes between two frames of a slot.
     """
     kept, stride, itemsize, halves = config.kept, config.stride, config.itemsize, 4 // config.itemsize
     row_blocks, column_blocks, operands = config.row_blocks, config.column_blocks, 4 * config.row_blocks
-    pitch, next_columns = config.weight_pitch, COLUMNS * config.frame_pitch
+    pitch, next_columns, by_matrix = config.weight_pitch, COLUMNS * config.frame_pitch, config.by_matrix
     slices, slice_channels = config.slices, config.channel_warps * config.depth
-    product = mma(KINDS[config.dtype])
+    product, blocks_at_once = mma(KINDS[config.dtype]), min(2, config.column_blocks)
+    load_frames, frame_words = load_rows if blocks_at_once == 2 else load_few_rows, 2 * blocks_at_once
 
     @device_function
     def load_weights(a, at, address):
@@ -66,26 +70,36 @@ def make_multiply(config: Config):
             a[at] = prmt(ld_shared_u16(address), ld_shared_u16(address + pitch), LOW_HALVES)
 
     @device_function
+    def load_block(a, i, rows, weights):
+        if by_matrix:
+            words = load_columns(int32(weights + rows[i]))
+            for z in range(4):
+                a[4 * i + z] = words[z]
+        else:
+            for h in range(2):
+                for k in range(2):
+                    address = int32(weights + rows[2 * i + h] + k * 4 * halves * pitch)
+                    load_weights(a, 4 * i + 2 * k + h, address)
+
+    @device_function
     def multiply_slice(acc, rows, weights, frames, shift):
         a = cuda.local.array(operands, dtype=int32)
-        b = cuda.local.array(2, dtype=int32)
+        b = cuda.local.array(frame_words, dtype=int32)
         q = int32(0)
         frames += int32(kept * shift)
         while q <= kept:
             for i in range(row_blocks):
-                for h in range(2):
-                    for k in range(2):
-                        address = int32(weights + rows[2 * i + h] + k * 4 * halves * pitch)
-                        load_weights(a, 4 * i + 2 * k + h, address)
-            for j in range(column_blocks):
-                for k in range(2):
-                    address = int32(frames + j * next_columns + k * VECTOR)
+                load_block(a, i, rows, weights)
+            for j in range(0, column_blocks, blocks_at_once):
+                words = load_frames(int32(frames + j * next_columns))
+                for z in range(frame_words):
                     if halves == 1:
-                        put_tf32(b, k, load_number(address))
+                        put_tf32(b, z, float_of(words[z]))
                     else:
-                        b[k] = load_word(address)
-                for i in range(row_blocks):
-                    product(acc, (i * column_blocks + j) * 4, a, 4 * i, b[0], b[1])
+                        b[z] = words[z]
+                for z in range(blocks_at_once):
+                    for i in range(row_blocks):
+                        product(acc, (i * column_blocks + j + z) * 4, a, 4 * i, b[2 * z], b[2 * z + 1])
             weights = int32(weights + stride * itemsize)
             frames = int32(frames - shift)
             q = int32(q + 1)
@@ -174,7 +188,7 @@ def make_store(config: Config) -> Store:
             column, row = divmod(uint32(e), uint32(rows_of_tile))
             out, phase = divmod(row, uint32(stride))
             t, slot = divmod(column, uint32(slots))
-            n = place.first_slot + int64(slot)
+            t, out, n = int32(t), int32(out), place.first_slot + int64(slot)
             if t < frames and n < sizes.batch and out < outs:
                 co = group * sizes.out_per_group + first_out + int64(out)
                 total = float32(0)
@@ -207,7 +221,8 @@ def make_kernel(config: Config) -> Kernel:
     stage_bytes, weights_bytes, stage_channels = config.stage_bytes, config.weights_bytes, config.stage_channels
     row_blocks, column_blocks, rows_of_tile = config.row_blocks, config.column_blocks, config.rows
     weight_pitch, frame_pitch = config.weight_pitch, config.frame_pitch
-    sums, lane_rows = 4 * row_blocks * column_blocks, 2 * row_blocks
+    sums, by_matrix = 4 * row_blocks * column_blocks, config.by_matrix
+    lane_rows, next_rows = (row_blocks, ROWS) if by_matrix else (2 * row_blocks, ROWS // 2)
     apart, ahead, delay = config.apart, config.ahead, config.delay
     load_weights, (begin, end, words), multiply = (
         make_load_weights(config),
@@ -247,16 +262,23 @@ def make_kernel(config: Config) -> Kernel:
         ticket = (group * sizes.slot_tiles + slot_tile) * steps
         for z in range(sums):
             acc[z] = float32(0)
+        # Lane 8*m + r gives row r of matrix m; else lane 4*r + c has rows r, r + 8, ... and channels c, c + 4, ...
+        matrix, matrix_row = int32(lane >> 3), int32(lane & 7)
+        if by_matrix:
+            first_row, lane_channel = int32(8 * (matrix & 1)), int32(8 * (matrix >> 1) + matrix_row)
+        else:
+            first_row, lane_channel = int32(lane >> 2), int32((lane & 3) * halves)
         for z in range(lane_rows):
-            row = int32(8 * z + (lane >> 2))
+            row = int32(next_rows * z + first_row)
             out, phase = divmod(uint32(row), uint32(stride))
             rows[z] = int32((out * uint32(kernel_size) + phase) * uint32(itemsize)) if row < rows_of_tile else int32(0)
         column_warp, channel_warp = divmod(uint32(warp), uint32(channel_warps))
         first_column = int32(int32(column_warp) * warp_columns)
-        first_channel = int32(int32(channel_warp) * depth + (lane & 3) * halves)
-        weights_at = int32(base + first_channel * weight_pitch)
-        first_frame = int32(first_column + (lane >> 2))
-        frames_at = int32(base + weights_bytes + first_frame * frame_pitch + first_channel * itemsize)
+        first_channel = int32(int32(channel_warp) * depth)
+        weights_at = int32(base + (first_channel + lane_channel) * weight_pitch)
+        first_frame = int32(first_column + 8 * (matrix >> 1) + matrix_row)
+        lane_bytes = int32(first_channel * itemsize + VECTOR * (matrix & 1))
+        frames_at = int32(base + weights_bytes + first_frame * frame_pitch + lane_bytes)
 
         griddepcontrol_launch_dependents()
         griddepcontrol_wait()

@@ -90,8 +90,9 @@ def make_load_frames(config: Config):
         thread = recomputed(int32(cuda.threadIdx.x))  # else all places stay in registers
         for z in range(count):
             s, v = divmod(uint32(thread + z * threads), uint32(vectors))
+            s = int32(s)
             n, flat_at = place.first_slot + int64(s), channel * int64(frames) + int64(v) * vector
-            exists = s < sizes.slots and n < sizes.batch and flat_at < sizes.in_per_group * int64(frames)
+            exists = s < int32(sizes.slots) and n < sizes.batch and flat_at < sizes.in_per_group * int64(frames)
             at = n * stride_n + place.first_in * int64(frames) + flat_at if exists else int64(0)
             words = ld_global_vector(exists, source, uint64(at))
             for q in range(4):
@@ -102,7 +103,7 @@ def make_load_frames(config: Config):
         vectors, thread = int32(frames * pieces), recomputed(int32(cuda.threadIdx.x))
         for z in range(count):
             s, v = divmod(uint32(thread + z * threads), uint32(vectors))
-            if s < sizes.slots:
+            if int32(s) < int32(sizes.slots):
                 c, f = divmod(uint32(v * uint32(vector)), uint32(frames))
                 put(values, first_value + 4 * z, stage, int32(c), int32(f), int32(frames), int32(s), first_row, sizes)
 

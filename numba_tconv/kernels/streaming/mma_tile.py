@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 
 import torch
 
@@ -16,13 +17,12 @@ KINDS = {torch.float32: "tf32", torch.float16: "f16", torch.bfloat16: "bf16"}  #
 PRECISIONS = {torch.float32: "tf32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 VECTOR = 16  # bytes of a copy
 ROWS, COLUMNS = 16, 8  # of a product
-MOST_COLUMNS = 64  # of a warp
-MOST_PRODUCTS = 32  # of a warp at a time: four registers each
-MOST_LOADS = 12  # of a thread under way: four registers each
-MOST_WARPS = 8
+WARP_COLUMNS = (32, 64)  # of a warp at most: more where registers are short
+MOST_REGISTERS = 0.75  # of a thread's, as far as ``Config.registers`` counts them
+MOST_FRAMES = 64  # new ones of a slot
+MOST_CHANNEL_WARPS, MOST_WARPS = 8, 16  # that share a stage's input channels, and of a block
 LEAST_STAGES, MOST_STAGES = 3, 6
 STATIC_SHARED = 1024  # bytes of a block for other shared memory
-LEAST_COLUMNS = {2: 1, 4: 4}  # of a step, by bytes of an element; float32 is exact with fewer
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,18 @@ class Config:
         return tuple(-(-rows * pieces // self.threads) for rows in (self.most_slots * self.kept, self.columns))
 
     @property
+    def by_matrix(self) -> bool:
+        """Eight phases of a tap and channel are a row of ldmatrix."""
+        return self.itemsize == 2 and self.stride % 8 == 0
+
+    @property
+    def registers(self) -> int:
+        """Those of a thread for sums, a slice's weights, the places of rows at irregular distances, and loads."""
+        of_rows = 4 if self.stride & (self.stride - 1) == 0 else 6
+        loads = 0 if self.straight else sum(self.vectors)
+        return 4 * self.row_blocks * self.column_blocks + of_rows * self.row_blocks + 4 * loads
+
+    @property
     def weights_bytes(self) -> int:
         return self.stage_channels * self.weight_pitch
 
@@ -160,8 +172,8 @@ def reason_against(problem: Problem, dtype: torch.dtype, precision: str, limit: 
         return "its taps are a multiple of the stride, without dilation"
     if p.in_channels_per_group % vector:
         return f"it takes a multiple of {vector} input channels a group"
-    if p.length > MOST_COLUMNS:
-        return f"it takes up to {MOST_COLUMNS} new frames"
+    if p.length > MOST_FRAMES:
+        return f"it takes up to {MOST_FRAMES} new frames"
     if choose(p, dtype, limit) is None:
         return f"no tile fits in {limit} bytes of shared memory"
     return None
@@ -184,27 +196,23 @@ def _config(problem: Problem, dtype: torch.dtype, channels: int, columns: int, l
     p = problem
     if columns < p.length or channels * p.kernel_size * dtype.itemsize % VECTOR:
         return None
-    depth, column_warps = DEPTH[KINDS[dtype]], -(-columns // MOST_COLUMNS)
+    depth, group_channels = DEPTH[KINDS[dtype]], p.in_channels_per_group
     frames = 1 << p.length.bit_length() - 1
-    most = max(1, min(MOST_WARPS // column_warps, -(-p.in_channels_per_group // depth)))
-    for channel_warps, slices, least in (
-        (most, 2, LEAST_STAGES + 1),
-        (most, 1, LEAST_STAGES),
-        (-(-most // 2), 1, LEAST_STAGES),
-    ):
-        steps = -(-p.in_channels_per_group // (channel_warps * depth * slices))
-        if slices > 1 and channel_warps * depth * slices > p.in_channels_per_group:
+    for half, slices, widest in product((False, True), (2, 1), WARP_COLUMNS):
+        column_warps = -(-columns // widest)
+        channel_warps = max(1, min(MOST_CHANNEL_WARPS, MOST_WARPS // column_warps, -(-group_channels // depth)))
+        channel_warps = -(-channel_warps // 2) if half else channel_warps
+        stage_channels, warps = channel_warps * depth * slices, channel_warps * column_warps
+        if slices > 1 and (half or stage_channels > group_channels):
             continue
-        warps = channel_warps * column_warps
-        for stages in range(max(least, min(MOST_STAGES, steps + 3)), least - 1, -1):
-            for apart in (True, False):
-                sizes = channels, columns, frames, warps, column_warps, stages
-                config = Config(dtype, p.kernel_size, p.stride, *sizes, apart, slices)
-                loads = 0 if config.straight else sum(config.vectors)
-                if config.row_blocks * config.column_blocks > MOST_PRODUCTS:
-                    return None
-                if loads <= MOST_LOADS and config.shared_bytes <= limit - STATIC_SHARED:
-                    return config
+        most_registers = MOST_REGISTERS * 65536 / max(256, 32 * warps)
+        least = LEAST_STAGES + slices - 1
+        deepest = max(least, min(MOST_STAGES, -(-group_channels // stage_channels) + 3))
+        for stages, apart in product(range(deepest, least - 1, -1), (True, False)):
+            sizes = channels, columns, frames, warps, column_warps, stages
+            config = Config(dtype, p.kernel_size, p.stride, *sizes, apart, slices)
+            if config.registers <= most_registers and config.shared_bytes <= limit - STATIC_SHARED:
+                return config
     return None
 
 

@@ -26,10 +26,7 @@ def choose(x: Layout, state: Layout, weight: Layout, problem: Problem, precision
     p, dtype = problem, x.dtype
     if depthwise.reason_against(p) is None:
         return depthwise.choose(p, dtype)
-    if (
-        p.batch * p.length >= mma_tile.LEAST_COLUMNS.get(dtype.itemsize, 0)
-        and _reason_against_mma(x, state, weight, p, precision) is None
-    ):
+    if _reason_against_mma(x, state, weight, p, precision) is None:
         return mma_tile.choose(p, dtype, device.of(x.index).shared_per_block)
     return tile.choose(p, dtype) if tile.reason_against(p, dtype) is None else None
 
