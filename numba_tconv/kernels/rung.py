@@ -37,6 +37,7 @@ class Rung:
     idea: str
     minimum_cc = (0, 0)  # least compute capability
     exact_cc: tuple[int, int] | None = None  # the only one, if any
+    tile_positions: int | None = None  # of each tile, where shorter signals would leave it empty
 
     def supports(self, problem: Problem, dtype: torch.dtype, precision: str) -> str | None:
         """None if this rung computes ``problem`` on some GPU, else why not."""

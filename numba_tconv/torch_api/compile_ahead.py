@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,6 +10,7 @@ from numba_tconv.formula.alias_free import AliasFree
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.alias_free import plan as activation_gradients
 from numba_tconv.kernels.alias_free import plan as activations
+from numba_tconv.kernels.common import rows
 from numba_tconv.kernels.rung import BFLOAT16_CC
 from numba_tconv.runtime import cache, workers
 from numba_tconv.runtime.device import Device
@@ -17,6 +18,7 @@ from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.selection import gradient as gradients
 from numba_tconv.selection.directions import FORWARD, OF_GRADIENTS, STEP
 from numba_tconv.selection.forward import arithmetic, select
+from numba_tconv.selection.joined import joined
 from numba_tconv.selection.registry import RUNGS
 
 from . import operators as ops
@@ -25,18 +27,20 @@ from .noted import Noted, NotedActivation
 
 @dataclass(frozen=True)
 class Call:
-    """A rung's computation of contiguous tensors, for pickling."""
+    """A rung's computation of contiguous tensors, for pickling; ``joins``: of signals that are joined to one."""
 
     rung: str
     problem: Problem
     dtype: torch.dtype
     precision: str
     device: Device
+    joins: bool = False
 
     def kernels(self) -> list[Kernel]:
         rung = RUNGS.get(self.rung) or gradients.GRADIENTS[self.rung]
         config = rung.config_on(self.device, self.problem, self.dtype, self.precision)
-        return [step.kernel for step in rung.steps(config, self.problem, self.device)]
+        steps = [step.kernel for step in rung.steps(config, self.problem, self.device)]
+        return rows.kernels_of(self.dtype) * self.joins + steps
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,11 @@ def parts(direction: str) -> tuple[str, ...]:
 
 def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> list[Call]:
     """A direction's calls; none where torch computes. ``precision``: one of PRECISIONS, or TF32_ALLOWED."""
+    own = precision
+    if direction in OF_GRADIENTS[:2]:
+        own = ops.gradient_precision(direction, problem, dtype, precision, device)
+    if own and direction != "grad_bias" and (joint := joined(problem, dtype, own, device)):
+        return [replace(one, joins=True) for one in selected(direction, joint.problem, dtype, precision, device)]
     if direction == FORWARD:
         own = arithmetic(problem, dtype, "", precision, device)
         picked = select(problem, dtype, own, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
@@ -15,6 +15,7 @@ from numba_tconv.runtime import device
 from numba_tconv.runtime.layout import Layout, layout_of
 from numba_tconv.runtime.ready import Ready
 from numba_tconv.selection import gradient as gradients
+from numba_tconv.selection import joined as join
 from numba_tconv.selection.forward import arithmetic, decide
 from numba_tconv.selection.registry import RUNGS
 
@@ -88,15 +89,20 @@ def ready(input, weight, bias, stride, padding, output_padding, groups, dilation
     shapes = (one and one.shape for one in laid_out)
     problem = _problem(*shapes, stride, padding, output_padding, groups, dilation)
     dtype, index = laid_out[0].dtype, laid_out[0].index
-    rung, precision = _plan(problem, dtype, variant, precision, device.of(index))
+    rung, own = _plan(problem, dtype, variant, precision, device.of(index))
     shape = problem.batch, problem.out_channels, problem.out_length
     if 0 in shape:
         return Ready(shape, dtype, index, lambda *_: None)
     if rung is None:
         sizes = stride, padding, output_padding, groups, dilation
         return lambda input, weight, bias: torchs.forward(input, weight, bias, *sizes).contiguous()
+    joint = None if variant else join.joined(problem, dtype, precision, device.of(index))
+    if joint:
+        p, x = joint.problem, Layout.contiguous((1, problem.in_channels, joint.problem.length), dtype, index)
+        compute = ready(x, weight, bias, stride, 0, p.output_padding, groups, 1, "", precision)
+        return Ready(shape, dtype, index, join.forward(joint, problem, laid_out[0], compute))
     output = Layout.contiguous(shape, dtype, index)
-    return Ready(shape, dtype, index, rung.prepare(*laid_out, output, problem, precision=precision))
+    return Ready(shape, dtype, index, rung.prepare(*laid_out, output, problem, precision=own))
 
 
 @lru_cache(maxsize=1024)
@@ -192,10 +198,16 @@ def sum_problem(shape: tuple[int, int, int]) -> Problem:
     return Problem(batch, channels, channels, 1, length, groups=channels)
 
 
-def _ready(of, problem, grad_output, *operand, precision) -> Ready | None:
-    laid_out = Layout(*grad_output)
-    precision = gradient_precision(of, problem, laid_out.dtype, precision, device.of(laid_out.index))
-    return precision and gradients.ready(of, problem, grad_output, *operand, precision=precision)
+def _ready(of, problem, *operands, precision) -> Ready | None:
+    laid_out = [Layout(*operand) for operand in operands]
+    dtype, gpu = laid_out[0].dtype, device.of(laid_out[0].index)
+    own = gradient_precision(of, problem, dtype, precision, gpu)
+    if not own:
+        return None
+    joint = of != "grad_bias" and 0 not in laid_out[0].shape and join.joined(problem, dtype, own, gpu)
+    if joint and (together := join.gradient(of, joint, problem, *laid_out, partial(_ready, precision=precision))):
+        return together
+    return gradients.ready(of, problem, *operands, precision=own)
 
 
 @direct.implementation(grad_ops.grad_input, "cuda")

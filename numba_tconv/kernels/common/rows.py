@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -89,15 +90,26 @@ def _prepared(
     )
 
 
-def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
-    """Copy (outer, inner, L), any strides, to contiguous (outer, inner, ``pitch``) on the current stream.
+def copying(x: Layout, pitch: int, first: int = 0, result: tuple | None = None) -> Callable:
+    """A function that copies tensors laid out as ``x``, (outer, inner, L), to contiguous (outer, inner, ``pitch``).
 
-    Element e of a row is the tensor's element ``e + first``, or zero. ``pitch``: elements, a multiple of 16 bytes."""
-    x = Layout.of(tensor)
-    result = room((*x.shape[:2], pitch), x.dtype, x.index)()
+    It works on torch's current stream. Element e of a row is the tensor's element ``e + first``, or zero. ``pitch``:
+    elements, a multiple of 16 bytes; ``result``: another shape of as many elements."""
+    make_room = room(result or (*x.shape[:2], pitch), x.dtype, x.index)
     elements = x.offset % ALIGNMENT // x.dtype.itemsize
-    _prepared(tuple(x.shape), x.strides, x.dtype, elements, pitch, first)(tensor, result)
-    return result
+    launch = _prepared(tuple(x.shape), tuple(x.strides), x.dtype, elements, pitch, first)
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        made = make_room()
+        launch(tensor, made)
+        return made
+
+    return copy
+
+
+def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
+    """Copy ``tensor`` as ``copying``."""
+    return copying(Layout.of(tensor), pitch, first)(tensor)
 
 
 def to_rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -304,6 +304,7 @@ class WarpgroupMatrix(TensorRung):
     name = "k6_wgmma"
     order = "wgmma"
     exact_cc = (9, 0)
+    tile_positions = 128
     idea = "Hopper's wgmma, fed through a ring of stages by warps that only copy; aligned runs of outputs"
 
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)

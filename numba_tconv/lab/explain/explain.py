@@ -16,6 +16,7 @@ from numba_tconv.lab.measure import rows, workloads
 from numba_tconv.runtime import device as devices
 from numba_tconv.runtime.device import H200, Device
 from numba_tconv.selection.forward import Decision, arithmetic, decide
+from numba_tconv.selection.joined import joined
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api.functional import default_precision, require_known
 from numba_tconv.torch_api.module import ConvTranspose1d
@@ -78,14 +79,21 @@ def explain(
     if variant:
         decision = _named(variant, problem, dtype, computed, here)
     data = DATA if data is None else Path(data)
+    joint = None if variant else joined(problem, dtype, asked, here)
+    launched = joint.problem if joint else problem
+    if joint:
+        decision = decide(launched, dtype, computed, here)
     recorded = _recorded_for(problem, dtype, computed, gpu, data)
-    candidates = tuple(_candidate(name, decision, problem, dtype, computed, here, recorded.get(name)) for name in RUNGS)
+    candidates = tuple(
+        _candidate(name, decision, launched, dtype, computed, here, recorded.get(name)) for name in RUNGS
+    )
     why = _why(precision, asked, computed, dtype)
     return Explanation(
         *(problem, dtype, computed, why, gpu, here, candidates),
         by_torch=decision.by_torch,
         has_rows=data.is_dir(),
         assumed=assumed,
+        apart=joint.apart if joint else None,
     )
 
 

@@ -39,7 +39,8 @@ class Explanation:
     """How a problem is computed; ``str`` gives text, Jupyter a picture.
 
     ``candidates``: all rungs in the ladder's order. Times are in ms. A roofline share is the H200's floor / time.
-    ``has_rows``: the directory of rows exists. ``assumed``: no GPU is here.
+    ``has_rows``: the directory of rows exists. ``assumed``: no GPU is here. ``apart``: positions from one signal's
+    start to the next one's, where the batch is joined to one signal.
     """
 
     problem: Problem
@@ -52,6 +53,7 @@ class Explanation:
     by_torch: bool = False
     has_rows: bool = True
     assumed: bool = False
+    apart: int | None = None
 
     @property
     def taken(self) -> Candidate | None:
@@ -128,6 +130,9 @@ class Explanation:
             return [*facts, ("taken", "none: torch's own operator computes it on such a GPU")]
         if taken is None:
             return [*facts, ("taken", f"none: no rung can do it in {self.precision}, and conv_transpose1d refuses it")]
+        if self.apart:
+            zeros = f"with {self.apart - self.problem.length} zeros between them, so that tiles are full"
+            facts.append(("joined", f"{self.problem.batch} signals end to end, {zeros}"))
         facts += [("taken", f"{taken.rung}: {RUNGS[taken.rung].idea}"), ("tile", taken.tile)]
         if self.predicted_ms:
             share = f"{self.predicted_roofline:.0%} of the roofline"
