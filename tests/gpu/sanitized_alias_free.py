@@ -49,7 +49,7 @@ class Activation:
         x = torch.randn(2, 3, self.length).to(self.dtype)
         sizes = alias_free(x.shape, *taps, *ratios)
         dy = torch.randn(2, 3, sizes.out_length).to(self.dtype)
-        filters = [torch.randn(count).to(self.dtype) for count in taps]
+        filters = [(torch.randn(count) / count).to(self.dtype) for count in taps]  # averages, as filters are
         snake = self.activation == "snake"
         alpha = torch.rand(3).to(self.dtype) if snake else None
         beta = torch.rand(3).to(self.dtype) if snake and not self.tied else None

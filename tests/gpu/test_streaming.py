@@ -22,6 +22,7 @@ LARGE = {
     "Mimi's upsampling": Problem(1, 512, 512, 4, 1, 2, groups=512),
     "Mimi's first layer": Problem(1, 1024, 512, 16, 1, 8, bias=True),
     "Mimi's last layer": Problem(1, 128, 64, 8, 1, 4, bias=True),
+    "dilated, stride 1": Problem(1, 32, 64, 5, 1, 1, dilation=3, bias=True),
     "channels that divide nothing": Problem(1, 333, 77, 7, 1, 3, dilation=2, bias=True),
     "more frames than shared memory holds": Problem(1, 16, 16, 9, 1, 1, dilation=700),
 }
@@ -56,7 +57,7 @@ def test_ieee_steps_are_the_whole_signal_bit_for_bit(reason, chunks, slots):
 
 
 @arithmetic
-@pytest.mark.parametrize("reason", ["Mimi's upsampling", USUAL, "channels that divide nothing"])
+@pytest.mark.parametrize("reason", ["Mimi's upsampling", USUAL, "dilated, stride 1", "channels that divide nothing"])
 @pytest.mark.parametrize("chunks", [(1, 3, 6), (90, 10)], ids=str)
 def test_steps_are_the_whole_signal_in_every_precision(reason, chunks, dtype, precision):
     s = stream(ALL[reason], 2, sum(chunks), dtype, "cuda")

@@ -78,3 +78,20 @@ def test_a_step_of_few_frames_shares_weights_between_slots():
     problem = Problem(1, *DENSE[:3], 1, DENSE[3])
     sums = [tile.choose(replace(problem, batch=batch), F32).slots for batch in (1, 2, 64)]
     assert sums == [1, 2, 8]
+
+
+DILATED = Problem(1, 32, 64, 5, 1, 1, dilation=3, bias=True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "frames", "dtype"),
+    [(DILATED, 31, BF16), (DILATED, 23, F32), (Problem(1, 34, 80, 11, 1, 1, groups=2, dilation=5), 2, F64)],
+    ids=str,
+)
+def test_frames_at_any_place_are_loaded_one_by_one(layer, frames, dtype):
+    """A slot's frames begin at any element of shared memory, but ptxas may take their places for multiples of four."""
+    (only,) = plan.steps(replace(layer, length=frames), dtype, {F64: "fp64", BF16: "bf16"}.get(dtype, "ieee"))
+    assert tile.choose(replace(layer, length=frames), dtype).slots == 1
+    loads = re.findall(r"\bLDS(?:\.\w+)*", offline.report(only.kernel, HOPPER, only.shared_bytes).sass)
+    assert loads
+    assert set(loads) <= {"LDS", "LDS.64"} if dtype == F64 else set(loads) == {"LDS"}

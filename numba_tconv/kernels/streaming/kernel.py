@@ -210,7 +210,8 @@ def make_kernel(config: Config) -> Kernel:
             part = lane
             while part < parts:
                 c = int32(part * SUM_CHANNELS)
-                at = int32(((group * in_per_group + c) * window + frame) * slots)
+                # Unsigned: ptxas takes a sign-extended product for a multiple of 16 bytes.
+                at = uint32(((group * in_per_group + c) * window + frame) * slots)
                 count = int32(min(SUM_CHANNELS, in_per_group - c))
                 multiply(sums, now, after, shared, at, w, base + c * w.stride_i, count)
                 for i in range(all_sums):
