@@ -8,7 +8,7 @@ import pytest
 
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.lab.measure import rows, workloads
-from numba_tconv.lab.report import claim, ladder, readme, summary
+from numba_tconv.lab.report import claim, ladder, readme, segments, summary
 from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.report import tables as table
 from numba_tconv.lab.studies import activations, decoder_modes, decoder_times, kernelbench_rows, streaming
@@ -43,7 +43,7 @@ def test_every_section_stands_on_one_page(recorded_tables):
 
 def test_tables_are_of_the_rows_of_their_files(tmp_path):
     empty = dict.fromkeys(NAMES, table.EMPTY) | {"ladder": ladder.render([])}
-    empty |= dict.fromkeys(("figures", "modes", "activations", "streaming"), "")
+    empty |= dict.fromkeys(("figures", "modes", "activations", "segments", "streaming"), "")
     assert readme.tables(tmp_path) == empty
     measured = [*of_ladder(), row(rung="auto", precision="tf32")]
     rows.append(tmp_path / "some.csv", measured)
@@ -53,6 +53,8 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
     rows.append(tmp_path / activations.FILE, [activated()], activations.Timed)
     steps = [stepped(), stepped(mode="eager", us_p50=50.0), stepped(us_p50=1.0, time="2020-01-01T00:00:00Z")]
     rows.append(tmp_path / streaming.FILE, steps, streaming.Timed)
+    short = [row("hifigan_u1", "auto", precision="tf32", length=32)]
+    rows.append(tmp_path / segments.FILE, short)
     assert readme.tables(tmp_path) == {
         "claim": claim.render(measured, [in_mode()], steps),
         "ladder": ladder.render(measured),
@@ -64,17 +66,34 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
         "decoders": decoder_times.render([timed()]),
         "modes": decoder_modes.render([in_mode()]),
         "activations": activations.render([activated()]),
+        "segments": segments.render(short),
         "streaming": streaming.render(steps),
     }
 
 
-def test_a_line_of_steps_has_the_newest_times_eager_and_in_a_graph():
+def cells_of(page):
+    return [cell.strip() for cell in page.splitlines()[-1].strip("|").split("|")]
+
+
+def test_a_line_of_steps_has_the_newest_times():
     older = stepped(us_p50=1.0, time="2020-01-01T00:00:00Z")
-    page = streaming.render([stepped(), stepped(mode="eager", us_p50=50.0, by_hand_us_p50=60.0), older])
-    cells = [cell.strip() for cell in page.splitlines()[-1].strip("|").split("|")]
-    assert cells == ["mimi_1", "float32", "1", "1", "30.0", "10.0", "3.0x", "60.0", "50.0"]
+    more = stepped(frames=4, us_p50=20.0), stepped(mode="eager", us_p50=50.0, by_hand_us_p50=60.0)
+    page = streaming.render([stepped(), *more, older])
+    assert cells_of(page) == ["mimi_1", "float32", "1", "10.0, 3.0x", "-", "20.0, 1.5x", "-", "50.0, 1.2x"]
     assert page.startswith("## Streaming\n\nMicroseconds")
-    assert "mimi_1" not in streaming.render([stepped()])  # no line without both
+
+
+def test_a_line_of_short_signals_has_both_ways_and_the_step():
+    def timed(rung, ms, torchs, **values):
+        values = dict(length=32, precision="tf32") | values
+        return row("hifigan_u1", rung, ms_p50=ms, cudnn_ms_p50=torchs, conv1d_ms_p50=None, **values)
+
+    alone, joined = timed("k6_wgmma", 0.09, 0.05), timed("auto", 0.03, 0.04)
+    step = timed("auto", 0.2, 0.3, direction="step")
+    page = segments.render([alone, joined, step])
+    assert cells_of(page) == ["hifigan_u1", "float32, tf32", "32", "0.09", "0.03", "0.04", "0.2", "0.3"]
+    assert cells_of(segments.render([alone])) == ["hifigan_u1", "float32, tf32", "32", "0.09", "-", "-", "-", "-"]
+    assert segments.render([]) == ""
 
 
 def test_only_what_is_between_the_markers_changes(tmp_path):

@@ -10,12 +10,12 @@ from numba_tconv.lab.measure.rows import RowsError
 from numba_tconv.lab.studies import activations, decoder_modes, decoder_times, kernelbench_rows, streaming
 from numba_tconv.selection.directions import DIRECTIONS
 
-from . import claim, ladder, summary
+from . import claim, ladder, segments, summary
 from . import figures as plotting
 from . import tables as table
 
 FRONT = "claim", "ladder", "ten", "precision"
-RESULTS = "figures", "tables", "kernelbench", "decoders", "modes", "activations", "streaming"
+RESULTS = "figures", "tables", "kernelbench", "decoders", "modes", "activations", "segments", "streaming"
 PLACES = "throughput", "ladder", "roofline", "decoders", "errors", "intensity", "predicted"
 ARITHMETICS = "float32_tf32", "bfloat16", "float32_ieee"
 
@@ -39,6 +39,7 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
         "decoders": decoder_times.render(timed),
         "modes": decoder_modes.render(modes),
         "activations": activations.render(rows.existing(data / activations.FILE, activations.Timed)),
+        "segments": segments.render(rows.existing(data / segments.FILE)),
         "streaming": streaming.render(steps),
     }
 
