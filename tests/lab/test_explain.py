@@ -19,6 +19,7 @@ from numba_tconv.lab.measure import rows, workloads
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import device as devices
 from numba_tconv.runtime.device import A100, H200, Device
+from numba_tconv.selection.joined import joined
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import operators as ops
 from numba_tconv.torch_api.functional import default_precision
@@ -342,3 +343,20 @@ def test_the_gpu_is_the_current_one():
     found = explain("kb64")
     assert found.gpu == torch.cuda.get_device_name() == explain("kb64", device="cuda:0").gpu
     assert found.device.cc == torch.cuda.get_device_capability()
+
+
+def test_joined_signals_are_named():
+    short = Problem(32, 512, 256, 16, 32, stride=8, padding=4)
+    found = explain(short, precision="tf32", device=H200)
+    assert found.apart == 36
+    assert "32 signals end to end, with 4 zeros between them" in str(found)
+    assert found.taken.config == RUNGS["k6_wgmma"].config_on(
+        H200, joined(short, torch.float32, "tf32", H200).problem, torch.float32, "tf32"
+    )
+    for other in (
+        explain(short, precision="tf32", device=H200, variant="k6_wgmma"),
+        explain(short, precision="ieee", device=H200),
+        explain(short, precision="tf32", device=A100),
+    ):
+        assert other.apart is None
+        assert "end to end" not in str(other)

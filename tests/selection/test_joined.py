@@ -37,6 +37,7 @@ SEGMENTS = Problem(32, 512, 256, 16, 32, stride=8, padding=4, bias=True)  # HiFi
         (dict(dilation=2), None),
         (dict(kernel_size=7), None),
         (dict(kernel_size=8), 32),
+        (dict(kernel_size=9), 36),
         (dict(kernel_size=17), 36),
         (dict(groups=512, in_channels=512, out_channels=512), None),
         (dict(in_channels=64, out_channels=32), None),

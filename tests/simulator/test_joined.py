@@ -71,6 +71,8 @@ def test_outputs_and_gradients(name, layout, dtype, joint):
 
     def ready(of, problem, grad_output, operand):
         assert problem == found.problem
+        assert grad_output.shape == (1, p.out_channels, problem.out_length)
+        assert tuple(operand.shape) == tuple(w.shape if of == "grad_input" else (1, p.in_channels, problem.length))
 
         def fill(grad_output, operand, result):
             sizes = (1, p.in_channels, problem.length), w.shape

@@ -23,10 +23,11 @@ from numba_tconv.runtime import cache, device
 from numba_tconv.runtime import kernel as launch
 from numba_tconv.runtime.device import A100, H200
 from numba_tconv.runtime.kernel import Kernel, Prepared
+from numba_tconv.runtime.layout import layout_of
 from numba_tconv.selection.directions import rungs_of
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
-from numba_tconv.torch_api import compile_ahead
+from numba_tconv.torch_api import compile_ahead, operators
 from tests.gradient_parity import OF, as_on_a_gpu, forget_what_is_ready, operator_arguments
 from tests.thorough import thorough
 
@@ -42,6 +43,7 @@ arithmetics = pytest.mark.parametrize(
 ODD = [Problem(2, 32, 24, 4, length, 2, 1) for length in (301, 302)]
 OPERANDS = ("grad_input", "grad_weight", "forward")  # have the shapes of input, weight and grad_output
 PROBLEMS = [workload.problem for workload in workloads.WORKLOADS.values()] + ODD
+SEGMENTS = Problem(32, 512, 256, 16, 32, 8, 4, bias=True)  # signals that are joined
 SHARES = {"all": PROBLEMS, "a third": PROBLEMS[:-2:3] + ODD}
 
 
@@ -144,7 +146,7 @@ def test_a_step_is_the_forward_pass_and_what_the_operators_of_the_gradients_laun
     launched, monkeypatch, arithmetic, gpu
 ):
     dtype, precision = arithmetic
-    for problem in PROBLEMS:
+    for problem in [*PROBLEMS, SEGMENTS]:
         forward = named_calls.calls(["auto"], [problem], [arithmetic], gpu)
         step = named_calls.calls(["auto"], [problem], [arithmetic], gpu, "step")
         assert step == named_calls.calls(["all"], [problem], [arithmetic], gpu, "step")
@@ -160,6 +162,24 @@ def test_a_step_is_the_forward_pass_and_what_the_operators_of_the_gradients_laun
                 as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w, asked))
         kernels = {kernel for call in gradients for kernel in call.kernels()}
         assert not not_launched(kernels, set(launched.kernels)), problem
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, TF32_ALLOWED), (torch.bfloat16, "bf16")], ids=str)
+def test_joined_signals_are_compiled_as_they_are_launched(launched, monkeypatch, dtype, precision):
+    p = SEGMENTS
+    calls = {of: compile_ahead.selected(of, p, dtype, precision, H200) for of in OPERANDS}
+    for (call,) in calls.values():
+        assert call.joins
+        assert call.problem.batch == 1
+    monkeypatch.setattr(device, "of", lambda _: H200)
+    operators.ready.cache_clear()
+    x, w, y = (torch.empty(shape_of(of, p), dtype=dtype, device="meta") for of in OPERANDS)
+    bias = torch.empty(p.out_channels, dtype=dtype, device="meta")
+    with torch.inference_mode():
+        compute = operators.ready(*map(layout_of, (x, w, bias)), p.stride, p.padding, 0, 1, 1, "", precision)
+        assert compute(x, w, bias).shape == y.shape
+    assert set(launched.kernels) == set(calls["forward"][0].kernels())
+    operators.ready.cache_clear()
 
 
 def test_every_kernel_can_be_kept():
