@@ -21,6 +21,7 @@ from .forward import arithmetic, select
 SHARE = 0.7  # of the peaks that kernels and copies reach
 LAUNCHES = 5e-6  # seconds of the copies' launches
 MARGIN = 1.5
+MOST_BYTES = 1 << 30  # of joined x and y
 
 
 class Joined(NamedTuple):
@@ -51,7 +52,8 @@ def joined(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
     saved = (tiles[0] - tiles[1]) * tile * p.flops / (p.batch * p.length) / (SHARE * PEAK_FLOPS[own])
     elements = p.batch * (p.in_channels * p.length + p.out_channels * p.out_length)
     copies = 2 * elements * dtype.itemsize / (SHARE * COPY_BANDWIDTH)  # x and y, read and written once more
-    if saved < MARGIN * copies + LAUNCHES:
+    size = length * (p.in_channels + p.out_channels * p.stride) * dtype.itemsize
+    if saved < MARGIN * copies + LAUNCHES or size > MOST_BYTES:
         return None
     return Joined(replace(p, batch=1, length=length, padding=0, output_padding=p.stride - p.kernel_size), apart)
 

@@ -34,6 +34,8 @@ SEGMENTS = Problem(32, 512, 256, 16, 32, stride=8, padding=4, bias=True)  # HiFi
         (dict(length=31, output_padding=7), 36),
         (dict(length=32, padding=0, output_padding=7), 36),
         (dict(length=140, in_channels=1536), 144),
+        (dict(batch=2900), 36),
+        (dict(batch=2920), None),  # more than 1 GiB of copies
         (dict(dilation=2), None),
         (dict(kernel_size=7), None),
         (dict(kernel_size=8), 32),

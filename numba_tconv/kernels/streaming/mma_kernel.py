@@ -212,6 +212,23 @@ def judge(is_last, tickets, ticket, number, drawn, sizes):
         tickets[uint64(ticket + number)] = int32(0)
 
 
+def make_advances(config: Config):
+    """Build ``advances(mask, place, slots, sizes)``: whether a slot of the block does. All threads call it."""
+    threads = config.threads
+
+    @device_function
+    def advances(mask, place, slots, sizes):
+        advance, slot = int32(0), int32(cuda.threadIdx.x)
+        while slot < slots:
+            n = place.first_slot + slot
+            if n < sizes.batch and is_live(mask, n):
+                advance = int32(1)
+            slot = int32(slot + threads)
+        return cuda.syncthreads_or(advance)
+
+    return advances
+
+
 @cache
 def make_kernel(config: Config) -> Kernel:
     storage, threads, kept, itemsize = ELEMENTS[config.dtype].storage, config.threads, config.kept, config.itemsize
@@ -229,6 +246,7 @@ def make_kernel(config: Config) -> Kernel:
         make_load_frames(config),
         make_multiply(config),
     )
+    advances = make_advances(config)
     keep, await_stage, store = make_keep(config), cp_async_wait(ahead - 1), make_store(config)
     store_sums, store_columns = store.sums, store.columns
 
@@ -282,15 +300,8 @@ def make_kernel(config: Config) -> Kernel:
 
         griddepcontrol_launch_dependents()
         griddepcontrol_wait()
-        if mask.exists:
-            advance, slot = int32(0), int32(thread)
-            while slot < slots:
-                n = place.first_slot + slot
-                if n < sizes.batch and is_live(mask, n):
-                    advance = int32(1)
-                slot = int32(slot + threads)
-            if not cuda.syncthreads_or(advance):
-                steps = int32(0)
+        if mask.exists and not advances(mask, place, slots, sizes):
+            steps = int32(0)
 
         for s in range(ahead):
             stage, channel = int32(base + s * stage_bytes), int32(s * stage_channels)
