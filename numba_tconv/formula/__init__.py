@@ -1,1 +1,1 @@
-"""The mathematics: index formula, validated sizes, precisions. No GPU."""
+"""Index formula, validated sizes, precisions."""

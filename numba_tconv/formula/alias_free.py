@@ -1,4 +1,4 @@
-"""The alias-free activation: validated sizes, and which taps reach which sample.
+"""The alias-free activation: validated sizes and index formula.
 
 For x (N, C, L), up-samples u (``up_ratio * L``), their activations v, and outputs y:
 
@@ -39,7 +39,7 @@ class AliasFree(NamedTuple):
 
     @property
     def down_shift(self) -> int:
-        """Times that v's first sample is repeated; its last one is repeated ``down_taps // 2`` times."""
+        """Times that v's first sample is repeated; its last: ``down_taps // 2``."""
         return (self.down_taps - 1) // 2
 
     @property
@@ -65,7 +65,7 @@ class AliasFree(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Two a product; the activation is not counted."""
+        """Two a product, without the activation."""
         return 2 * self.rows * (self.length * self.up_taps + self.out_length * self.down_taps)
 
     def min_bytes(self, itemsize: int) -> int:

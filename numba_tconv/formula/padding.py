@@ -8,7 +8,7 @@ WORDS = ("valid", "same", "causal")
 
 
 class Parts(NamedTuple):
-    """A Problem's paddings, and the numbers of outputs ``before`` and ``after`` its own, which are the bias alone."""
+    """A Problem's paddings, and numbers of outputs ``before`` and ``after`` its own, the bias alone."""
 
     before: int
     padding: int

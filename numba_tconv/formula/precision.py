@@ -11,7 +11,7 @@ PRECISIONS = {
     torch.float16: ("fp16",),
     torch.bfloat16: ("bf16",),
 }
-# By precision: the tensor cores' operand type, an instruction's channels (k), the numbers an operand is split into.
+# Tensor cores' operand type, an instruction's channels (k), the numbers an operand is split into.
 KINDS = {"tf32": ("tf32", 8, 1), "tf32x3": ("f16", 16, 2), "fp16": ("f16", 16, 1), "bf16": ("bf16", 16, 1)}
 DTYPES = {"tf32": torch.float32, "tf32x3": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -21,5 +21,5 @@ def peak_name(dtype: torch.dtype, precision: str) -> str:
     return precision if len(PRECISIONS[dtype]) > 1 else PRECISIONS[dtype][0]
 
 
-# In place of a precision, where the caller names none and torch allows TF32.
+# In place of a precision, if none is named and torch allows TF32.
 TF32_ALLOWED = "tf32 allowed"

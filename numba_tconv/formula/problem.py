@@ -81,7 +81,7 @@ class Problem:
 
     @cached_property
     def _hash(self) -> int:
-        """Kept, because every call looks its problem up."""
+        """Kept: every call looks its problem up."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
@@ -151,7 +151,7 @@ class Problem:
         return elements * itemsize
 
     def floor_ms(self, itemsize: int, peak: str, bandwidth: float = COPY_BANDWIDTH) -> float:
-        """The roofline's time in ms; ``bandwidth`` in bytes/s, ``peak`` a key of PEAK_FLOPS."""
+        """The roofline's ms; ``bandwidth`` in bytes/s, ``peak`` a key of PEAK_FLOPS."""
         return 1e3 * max(self.min_bytes(itemsize) / bandwidth, self.flops / PEAK_FLOPS[peak])
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ Input position ``i`` and tap ``k`` meet at ``u = i*stride + k*dilation``; the ou
   for it. A phase's taps are an arithmetic progression.
 * **Rows** (matrix product). With ``gap = gcd(stride, dilation)``, row ``a = k mod rows`` of ``rows = stride/gap``
   has the taps ``k = a + b*rows``. Tap ``b`` reads ``x[i - b*step]`` with ``step = dilation/gap``; column ``i`` lands
-  at ``u = i*stride + a*dilation``. The next ``gap - 1`` outputs are bias alone, so every ``u`` is written once.
+  at ``u = i*stride + a*dilation``. The next ``gap - 1`` outputs are the bias: every ``u`` is written once.
 """
 
 from __future__ import annotations

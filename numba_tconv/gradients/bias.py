@@ -1,7 +1,7 @@
 """grad_bias: grad_output summed over samples and positions.
 
-Blocks split a channel's positions; sum.py adds up their sums. Totals over batches of elements are float64, so the error
-does not grow with the length."""
+Blocks split a channel's positions; sum.py adds up their sums. Totals over batches are float64, so the error does not
+grow with the length."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .rung import GradientRung
 from .sum import accumulator_of, added_up
 from .sum import make_kernel as make_sum
 
-BLOCKS = 8  # of a multiprocessor; splits fill the GPU twice
+BLOCKS = 8  # of a multiprocessor
 
 
 @dataclass(frozen=True)

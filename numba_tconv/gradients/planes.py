@@ -1,7 +1,7 @@
 """Planes: grad_output with its phases separated, for the copy engine.
 
-A plane is the row of a pair (window.py), zero outside. Elements are adjacent and rows begin at multiples of 16 bytes.
-planes_turned.py is for long strides."""
+A plane is the row of a pair (window.py), zero outside, with adjacent elements, 16-byte aligned. planes_turned.py is
+for long strides."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def columns_of(problem: Problem) -> int:
-    """Positions, and the columns that taps reach beyond."""
+    """Positions, and columns that taps reach beyond."""
     return problem.length + (problem.taps.taps_per_row - 1) * problem.taps.step
 
 
@@ -125,7 +125,7 @@ def too_many_rows(problem: Problem) -> str | None:
 def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
     """The planes of ``grad_output`` (N, C_out, L_out), of any strides: a view (N, C_out * phases, columns).
 
-    Rows begin at multiples of 16 bytes. Launched on torch's current stream."""
+    Rows are 16-byte aligned. Launched on torch's current stream."""
     config, columns = make_config(problem, grad_output.dtype), columns_of(problem)
     pitch = pitch_of(problem, grad_output.dtype)
     result = grad_output.new_empty((problem.batch, problem.out_channels * config.phases, pitch))

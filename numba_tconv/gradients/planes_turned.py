@@ -1,8 +1,7 @@
 """Planes of a long stride: squares of grad_output transposed in registers.
 
-A square is 16 bytes of columns by as many phases. A thread loads a vector of each column (single elements where phases
-are not adjacent and aligned, or grad_output ends) and stores one of each phase, through shared memory, to write whole
-sectors."""
+A square is 16 bytes of columns by as many phases. A thread loads a vector of each column (elements where phases are not
+adjacent and aligned, or grad_output ends) and stores one of each phase, through shared memory, in whole sectors."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def _only(word, upper):
 
 
 def _make_turn_vectors(config) -> Callable:
-    """Build ``turn_vectors``, for squares of aligned vectors, each wholly inside or outside."""
+    """Build ``turn_vectors``, for aligned vectors wholly inside or outside."""
     stride, kind, vector = config.stride, config.kind, ALIGNMENT // config.itemsize
     of_word = 4 // config.itemsize
     word, word_of, element_of = (types.uint32, _pair, _half) if of_word == 2 else (kind, _element, _only)
@@ -119,7 +118,7 @@ def _make_turn_elements(config) -> Callable:
                 inside = uint64(output + z * stride) < uint64(square.out_length)
                 elements[z] = square.data[uint64(source + z * stride * stride_l)] if inside else kind(0)
             store_vector(staging.shared, int32(staging.vector + a * staging.pitch) * vector, elements, 0)
-            a = recomputed(int32(a + 1))  # unrolled, it takes too many registers
+            a = recomputed(int32(a + 1))  # unrolled, it would spill
             output, source = output + dilation, source + dilation * stride_l
 
     return turn_elements
@@ -134,7 +133,7 @@ def make_kernel(config) -> Kernel:
     threads = squares * (COLUMNS // vector)
     shared_bytes = (tile_phases * (COLUMNS // vector) + squares) * ALIGNMENT
     span = (vector - 1) * stride + vector
-    side_by_side = dilation == 1 and stride % vector == 0  # a square's vectors are all aligned, or none
+    side_by_side = dilation == 1 and stride % vector == 0  # all vectors are aligned, or none
     turn_vectors, turn_elements = _make_turn_vectors(config), _make_turn_elements(config)
 
     def planes_turned(grad_output, planes, sizes):
@@ -145,7 +144,7 @@ def make_kernel(config) -> Kernel:
         thread = int32(cuda.threadIdx.x)
         tile, strip = divided(int32(cuda.blockIdx.x), int32(strips))
         tiles, _ = divided(int32(cuda.gridDim.x), int32(strips))
-        # Vectors are dealt out in pairs, a sector.
+        # Vectors are dealt out by sectors.
         vectors = int32(uint64(sizes.pitch) // uint64(vector))
         share, _ = divided(int32(vectors + tiles - 1), tiles)
         share = int32(share + (share & 1))
@@ -184,7 +183,7 @@ def make_kernel(config) -> Kernel:
             a = int32(int32(v * inverse) >> 16)
             load_vector(piece, 0, turned, int32(v + (a >> skip)) * vector)
             store_vector(planes, (target + v + uint32(a) * others) * vector, piece, 0)
-            v = recomputed(int32(v + threads))  # keeps addresses in few registers
+            v = recomputed(int32(v + threads))  # saves registers
 
     signature, blocks = (arguments(Signal, data=flat(kind)), flat(kind), arguments(Sizes)), RESIDENT // threads
     return Kernel("planes_turned", planes_turned, signature, threads, shared_bytes, blocks, key=repr(config))

@@ -34,7 +34,7 @@ class GradientRung(Rung):
         return self.config(problem, dtype, device=device, precision=precision)
 
     def steps(self, config, problem: Problem, device: Device = H200) -> list[Step]:
-        """Kernels that ``run`` may launch, in order; some layouts need fewer."""
+        """Kernels that ``run`` may launch, in order."""
         raise NotImplementedError
 
     def run(self, *operands_result_problem, **choice) -> None:
@@ -47,5 +47,5 @@ class GradientRung(Rung):
         self.prepare(*map(Layout.of, tensors), problem, *config, **choice)(*tensors)
 
     def prepare(self, *layouts_problem, config=None, precision: str | None = None) -> Callable[..., None]:
-        """``run`` for Layouts: returns a function of operands and result."""
+        """``run`` for Layouts: a function of operands and result."""
         raise NotImplementedError

@@ -45,8 +45,8 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def added_up(launch: Callable, result: Layout, splits: int) -> Callable:
-    """A function of operands and result: ``launch(*operands, partials)``, with partials (splits, *shape), then the
-    second stage."""
+    """A function of operands and result: ``launch(*operands, partials)``, partials (splits, *shape), then the second
+    stage."""
     kind, elements = accumulator_of(result.dtype), math.prod(result.shape)
     if splits == 1 and kind == result.dtype:
         return launch

@@ -1,4 +1,4 @@
-"""Shared parts of the wgmma gradients: ring, mainloop, tensors.
+"""Shared by the wgmma gradients: ring, mainloop, tensors.
 
 Operand A is in registers, from windows of grad_output; operand B in shared memory, in swizzled rows of 128 bytes. One
 warp produces, two warpgroups consume."""
@@ -44,7 +44,7 @@ ROW = 128  # bytes of a row of B
 PRODUCTS = 4  # of a stage: 32 bytes of a row each
 MOST_CHANNELS = 256  # columns of one product
 MOST_STAGES, FEWEST_STAGES = 8, 3
-# Fitted: bytes arriving a clock; clocks between boxes; a stage's clocks beside its products.
+# Fitted: bytes arriving a clock; clocks between boxes; a stage's beside products.
 ARRIVING, BOX_CLOCKS, STAGE_CLOCKS = 45, 94, 80
 SHARED = 128  # bytes a clock
 LONGEST_SIGNAL = 1 << 30  # before cropping: sums of two places are int32
@@ -75,11 +75,11 @@ class Ring:
         return BLOCK * self.blocks * (1 if self.alternate else CONSUMERS)
 
     def width_of(self, elements: int) -> int:
-        """A box's row for ``elements``: whole vectors, beginning up to vector - 1 elements early."""
+        """A box's row for ``elements``: whole vectors, up to vector - 1 elements early."""
         vector = 16 // self.itemsize
         return -(-(elements + vector - 1) // vector) * vector
 
-    # A stage is rows of B, a multiple of 1,024 bytes, and boxes at multiples of 128.
+    # A stage: rows of B, a multiple of 1,024 bytes, and boxes at multiples of 128.
 
     @property
     def b_bytes(self) -> int:
@@ -110,7 +110,7 @@ class Ring:
         """Bytes between stages."""
         return -(-(self.b_bytes + self.boxes * self.spacing) // 1024) * 1024
 
-    # Byte offsets in shared memory, from the first multiple of 1,024.
+    # Byte offsets from shared memory's first multiple of 1,024.
 
     @property
     def barriers(self) -> int:
@@ -130,13 +130,13 @@ class Ring:
 
 
 def deepest(config, step: int = 1):
-    """``config`` with the most stages that fit (MOST_STAGES, less multiples of ``step``), or None."""
+    """``config`` with the most stages that fit (MOST_STAGES, less multiples of ``step``)."""
     rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -step))
     return next((ring for ring in rings if ring.shared_bytes <= H200.shared_per_block), None)
 
 
 class TensorMaps(NamedTuple):
-    """Maps without addresses, the addresses, and the workspace for finished maps."""
+    """Maps without addresses, addresses, the workspace for finished maps."""
 
     g_template: tuple
     b_template: tuple
@@ -170,11 +170,11 @@ class Consumer(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """How a gradient multiplies a stage: device functions, and the ``registers`` of a set of operands.
+    """How a gradient multiplies a stage: device functions, and a set's ``registers``.
 
     ``load(k, registers, first, lane, offset)`` fills ``registers[first:]`` for product k of the stage ``offset`` bytes
-    after slot 0; ``lane`` is the gradient's own state. ``multiply(sums, registers, first, descriptor)`` multiplies them
-    by B. Each warp calls ``prepare(lane, stage, offset)`` when a stage has arrived."""
+    after slot 0; ``lane`` is the gradient's state. ``multiply(sums, registers, first, descriptor)`` multiplies them by
+    B. Each warp calls ``prepare(lane, stage, offset)`` for an arrived stage."""
 
     load: Callable
     multiply: Callable
@@ -199,7 +199,7 @@ def as_it_came(lane, stage, offset):
 def make_setup(config: Ring, releases: int, turns: int = 0):
     """Build one thread's initialisation of mbarriers.
 
-    ``releases`` warps release a stage; ``turns`` more mbarriers, of four arrivals, lie at ``config.words``."""
+    ``releases`` warps release a stage; ``turns`` mbarriers of four arrivals lie at ``config.words``."""
     stages, words = config.stages, config.words
 
     @device_function
@@ -229,7 +229,7 @@ def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2
         multiply(state.sums, state.registers, first, state.descriptor + 2 * k)
         wgmma_commit()
         wait()
-        if k == 0 and state.released:  # earlier products have read that stage's B
+        if k == 0 and state.released:  # products have read its B
             mbarrier_arrive(state.released)
 
     multiply_stage = repeated(product, PRODUCTS)
@@ -252,7 +252,7 @@ def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2
 
 
 def workspace(blocks: int, boxes: int, index: int) -> Callable[[], torch.Tensor]:
-    """Room for each block's ``boxes`` maps of grad_output and one of B, on GPU ``index``."""
+    """Room for blocks' ``boxes`` maps of grad_output and one of B, on GPU ``index``."""
     return room((blocks * (boxes + 1) * MAP_BYTES,), torch.uint8, index)
 
 

@@ -1,12 +1,12 @@
-"""How the gradients on CUDA cores read grad_output: by pairs of an output channel and a phase.
+"""How CUDA-core gradients read grad_output: by pairs of an output channel and a phase.
 
 Input position ``i`` and tap ``k = a + b*rows`` meet grad_output at ``i*stride - padding + a*dilation + b*step*stride``
 (formula/taps.py). With
 
     row of the pair (co, a), column j = grad_output[co, j*stride - padding + a*dilation]
 
-tap ``b`` reads column ``i + b*step``: a correlation without a stride. Samples lie end to end, each with its positions
-and the columns that taps reach beyond. Outside of grad_output are zeros."""
+tap ``b`` reads column ``i + b*step``: a correlation without stride. Samples lie end to end, each with its positions and
+the columns that taps reach beyond. Outside of grad_output are zeros."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from numba_tconv.ptx import cp_async, device_function, recomputed
 from numba_tconv.runtime.elements import ELEMENTS
 
 NOWHERE = -1  # a column outside the signal
-COPY = 6  # instructions an element, about
+COPY = 6  # instructions an element
 
 
 @dataclass(frozen=True)
 class Window:
-    """``channels`` by ``phases`` rows of ``width`` columns, ``pitch`` elements apart, fetched by a block.
+    """``channels`` by ``phases`` rows of ``width`` columns, ``pitch`` elements apart.
 
     A copy takes ``vector`` columns; ``locating``: instructions to find one. ``whole``: all ``channels`` exist."""
 
@@ -44,7 +44,7 @@ class Window:
 
     @cached_property
     def lanes(self) -> int:
-        """Copies of a row at a time, for the fewest instructions."""
+        """Copies of a row at a time, for fewest instructions."""
 
         def cost(lanes):
             teams = self.teams_of(lanes)
@@ -95,7 +95,7 @@ def columns(problem: Problem, tap_chunk: int) -> int:
 def make_copy(dtype: torch.dtype, vector: int = 1):
     """Build ``(shared, s, source, g, valid)``: shared[s] = source[g], converted, or zero if not valid.
 
-    Elements of the accumulator's type are copied by cp.async, ``vector`` at a time."""
+    Accumulator elements are copied by cp.async, ``vector`` at a time."""
     element = ELEMENTS[dtype]
     load, accumulator = element.load, element.accumulator
     if element.storage == accumulator:
@@ -149,7 +149,7 @@ def make_locate(stride: int, dilation: int) -> Callable:
 
 
 def make_fetch(window: Window, locate_element: Callable) -> Callable:
-    """Build the copy of a window of ``source`` into ``shared``, from element ``target`` on.
+    """Build the copy of a window of ``source`` to ``shared[target:]``.
 
     ``first_channel``: element of the first channel at column 0. Columns at NOWHERE and channels from ``channels_left``
     on become zeros."""
@@ -160,7 +160,7 @@ def make_fetch(window: Window, locate_element: Callable) -> Callable:
 
     @device_function
     def fetch(shared, target, source, first_channel, stride_c, channels_left, columns):
-        thread = uint32(recomputed(int32(cuda.threadIdx.x)))  # saves registers
+        thread = uint32(recomputed(int32(cuda.threadIdx.x)))
         a, quotient = int64(thread % uint32(phases)), thread // uint32(phases)
         column, team = int64(quotient % uint32(lanes)) * vector, int64(quotient // uint32(lanes))
         if team < teams:

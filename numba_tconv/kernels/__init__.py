@@ -1,1 +1,1 @@
-"""The rungs of the forward pass."""
+"""Forward rungs."""

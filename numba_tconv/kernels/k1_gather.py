@@ -1,4 +1,4 @@
-"""k1: one thread an output, the definition turned inside out.
+"""k1: the definition, one thread an output.
 
 A scatter would need atomics. Tap k reaches output o if ``o + padding - k*dilation`` is a multiple of the stride.
 

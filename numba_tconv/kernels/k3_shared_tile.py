@@ -20,7 +20,7 @@ from .common.arguments import Bias, Layer, Signal, Weights, arguments, layer_of
 from .rung import Rung, adjacent, cuda_core_reason
 
 FEW_CHANNELS = 16
-MIN_DEPTH = 4  # with less, fetching weights outlasts multiplying
+MIN_DEPTH = 4  # below, fetching weights outlasts multiplying
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import Layout
 
-SUM_CHANNELS = 64  # their products are summed apart, because long float32 sums lose digits
+SUM_CHANNELS = 64  # summed apart, because long float32 sums lose digits
 BFLOAT16_CC = 8, 0
 
 
@@ -57,7 +57,7 @@ class Rung:
         return self.supports(problem, dtype, precision) or self.runs_on(device) or _lacks(device, dtype)
 
     def unsuited(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
-        """None if this rung is meant for ``problem``, which it supports, else why a lower one is preferred."""
+        """None if this rung is meant for a supported ``problem``, else why a lower one is preferred."""
         return None
 
     def config(self, problem: Problem, dtype: torch.dtype, precision: str | None = None):
@@ -67,7 +67,7 @@ class Rung:
         raise NotImplementedError
 
     def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):
-        """The configuration that ``run`` takes on ``device`` for contiguous tensors of torch's allocator."""
+        """The configuration of ``run`` on ``device`` for contiguous tensors of torch's allocator."""
         return self.config(problem, dtype, precision)
 
     def tile(self, config) -> str:
@@ -79,7 +79,7 @@ class Rung:
         return None
 
     def tiny_configs(self, problem: Problem, dtype: torch.dtype) -> list:
-        """Configurations that show seams and tails in tiny problems, for tests."""
+        """Configurations with seams and tails in tiny problems, for tests."""
         return [self.config(problem, dtype)]
 
     def kernel(self, config) -> Kernel:
@@ -130,12 +130,12 @@ def adjacent(x: torch.Tensor) -> torch.Tensor:
 def are_adjacent(shape: tuple, strides: tuple) -> bool:
     """Whether positions of (N, C, L) are adjacent; ``strides`` in elements.
 
-    Rungs that load elements several times copy other inputs, whose loads take a sector each."""
+    Rungs that load elements several times copy other inputs."""
     return strides[2] in (0, 1) or shape[2] == 1
 
 
 def taking_bias(launch: Callable, bias: Layout | None) -> Callable:
-    """Wrap ``launch`` (x, w, bias, y), which needs a contiguous bias; without a bias it gets w in its place."""
+    """Wrap ``launch`` (x, w, bias, y): its bias becomes contiguous, or w if there is none."""
     if bias is None:
         return lambda x, w, bias, y: launch(x, w, w, y)
     return launch if bias.is_contiguous else lambda x, w, bias, y: launch(x, w, bias.contiguous(), y)

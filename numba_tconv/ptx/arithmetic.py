@@ -49,6 +49,6 @@ def _sine(value):
         return np.float32(np.sin(np.float64(value)))
 
 
-# Error 2^-21 within a period; for larger angles, also an error relative to the angle.
+# Error 2^-21 within a period; for larger angles, also one relative to the angle.
 sine_approx = _of_one("sin.approx.f32 $0, $1;", _sine)
 nearest_integer = _of_one("cvt.rni.f32.f32 $0, $1;", lambda value: np.rint(np.float32(value)))

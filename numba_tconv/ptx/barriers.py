@@ -1,4 +1,4 @@
-"""Barriers: bar.sync, and mbarriers in shared memory; registers of a warpgroup.
+"""bar.sync, mbarriers in shared memory, and a warpgroup's registers.
 
 An mbarrier's phase ends when all threads have arrived and all announced bytes have landed."""
 

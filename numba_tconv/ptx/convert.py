@@ -107,7 +107,7 @@ def float_of(typingctx, bits):
 
 
 def _tf32_operand(value):
-    """Keeps the last 13 bits, to reveal code that uses them."""
+    """Keeps the last 13 bits, to reveal their use."""
     value = np.float32(value)
     power = (value.view(np.int32) & np.int32(-0x800000)).view(np.float32)
     return np.float32(np.float64(power) * 2.0**-11 + np.float64(value)).view(np.int32)

@@ -1,4 +1,4 @@
-"""Copies from global to shared memory, and shared memory by address."""
+"""Copies from global to shared memory; shared memory by address."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cp_async_commit(typingctx):
 
 
 def cp_async_wait(pending):
-    """(): waits until at most this thread's ``pending`` newest groups are under way."""
+    """(): waits until all but this thread's ``pending`` newest groups have landed."""
 
     @instruction(lambda: None)
     def cp_async_wait_group(typingctx):
@@ -109,8 +109,8 @@ def ld_shared(count, kind):
 def ldmatrix(count, transposed=False):
     """(address): ldmatrix of ``count`` (2 or 4) matrices of eight rows of 16 bytes, as a tuple of words.
 
-    Lane 8*m + r gives the address of row r of matrix m. Lane 4*r + c gets word c of row r of each matrix; of
-    ``transposed`` ones, whose elements have 16 bits, elements 2*c and 2*c + 1 of column r."""
+    Lane 8*m + r gives the address of row r of matrix m. Lane 4*r + c gets word c of row r of each; of ``transposed``
+    ones (16 bits), elements 2*c and 2*c + 1 of column r."""
     result = types.UniTuple(types.int32, count)
     kind = f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if transposed else ''}.shared.b16"
     text = f"{kind} {{{', '.join(f'${z}' for z in range(count))}}}, [${count}];"
@@ -176,7 +176,7 @@ cp_async_word = word("cp.async.ca.shared.global [$0], [$1], 4;", types.int32, ty
 
 @instruction(no_meaning)
 def cp_async_bulk(typingctx, address, source, g, size, barrier):
-    """One thread copies ``size`` bytes from ``source[g:]`` to shared memory; the mbarrier counts them as they land.
+    """One thread copies ``size`` bytes from ``source[g:]`` to shared memory; the mbarrier counts them.
 
     ``size`` and both addresses are multiples of 16."""
     text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"

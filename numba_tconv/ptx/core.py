@@ -1,4 +1,4 @@
-"""How a PTX instruction becomes a function, with a meaning for the simulator (NUMBA_ENABLE_CUDASIM=1)."""
+"""PTX instructions as functions, with a meaning for the simulator (NUMBA_ENABLE_CUDASIM=1)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def device_function(function):
 def repeated(function, count):
     """(k, state): calls the device function ``function(k + z, state)`` for z below ``count``.
 
-    Straight-line, because an array indexed by a loop's variable lies in local memory."""
+    Straight-line: arrays indexed by a loop variable lie in local memory."""
 
     def one_by_one(k, state):
         for z in range(count):

@@ -11,7 +11,7 @@ from .core import asm, i32, i64, instruction, item, no_meaning
 def st_global_if(count):
     """(wanted, target, index, words): st.global of ``count`` (1, 2 or 4) words if ``wanted``.
 
-    ``words`` is a local int32 array. ``target[index]`` lies at a multiple of the words' size."""
+    ``words`` is a local int32 array; ``target[index]`` is aligned to their size."""
     words_text = "$1" if count == 1 else "{" + ", ".join(f"${1 + z}" for z in range(count)) + "}"
     kind = "b32" if count == 1 else f"v{count}.b32"
     text = f"{{ .reg .pred p; setp.ne.b32 p, ${count + 1}, 0; @p st.global.{kind} [$0], {words_text}; }}"
@@ -34,7 +34,7 @@ def st_global_if(count):
 def ld_shared_st_global_if(count):
     """(wanted, target, index, address): ``count`` (1, 2 or 4) words from shared memory, stored if ``wanted``.
 
-    Both addresses are multiples of the words' size."""
+    Both addresses are aligned to their size."""
     names = [f"r{z}" for z in range(count)]
     kind, words = ("b32", names[0]) if count == 1 else (f"v{count}.b32", f"{{{', '.join(names)}}}")
     text = (
@@ -56,7 +56,7 @@ def ld_shared_st_global_if(count):
 
 @instruction(no_meaning)
 def st_global_vector(typingctx, wanted, target, index, words):
-    """If ``wanted``, stores four int32 to ``target[index:]``, a multiple of 16 bytes."""
+    """If ``wanted``, stores four int32 to ``target[index:]``, 16-byte aligned."""
     text = "{ .reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.b32 [$0], {$1, $2, $3, $4}; }"
 
     def codegen(context, builder, sig, args):
@@ -70,7 +70,7 @@ def st_global_vector(typingctx, wanted, target, index, words):
 
 @instruction(no_meaning)
 def ld_global_vector(typingctx, wanted, source, index):
-    """Four int32 from ``source[index:]``, a multiple of 16 bytes; zeros unless ``wanted``."""
+    """Four int32 from ``source[index:]``, 16-byte aligned; zeros unless ``wanted``."""
     text = "{ .reg .pred p; setp.ne.b32 p, $5, 0; "
     text += "".join(f"mov.b32 ${z}, 0; " for z in range(4)) + "@p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }"
 

@@ -16,7 +16,7 @@ DEPTH = {"tf32": 8, "f16": 16, "bf16": 16}
 
 @instruction(no_meaning)
 def opaque(typingctx, value):
-    """``value`` by an opaque mov.f32, because ptxas serialises wgmma if it can trace the accumulators."""
+    """``value`` by an opaque mov.f32; ptxas serialises wgmma if it can trace accumulators."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, f32, args, "mov.f32 $0, $1;", "=f,f")
@@ -60,8 +60,8 @@ def mma(kind):
 def mma_f64(depth):
     """m16n8k``depth`` in float64: (acc, at, a, a_at, b, b_at) adds A B to acc[at:at+4].
 
-    ``depth`` is 4 or 8 (from sm_90), or 0: m16n8k4 as two m8n8k4 (from sm_80). Local arrays hold the lane's registers:
-    ``a`` two for every four of k, ``b`` one."""
+    ``depth`` is 4 or 8 (from sm_90), or 0: m16n8k4 as two m8n8k4 (from sm_80). Local arrays hold registers: ``a`` two
+    for every four of k, ``b`` one."""
     fours = max(1, depth // 4)
     if depth:
         c, a = "{$0,$1,$2,$3}", ",".join(f"${8 + z}" for z in range(2 * fours))
@@ -70,7 +70,7 @@ def mma_f64(depth):
     else:
         half = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 "
         text = half + "{$0,$1}, {$8}, {$10}, {$4,$5}; " + half + "{$2,$3}, {$9}, {$10}, {$6,$7};"
-    early = "=d" if depth else "=&d"  # the first of two instructions writes before the second one reads
+    early = "=d" if depth else "=&d"  # the first instruction writes before the second reads
     constraints = ",".join([early] * 4 + ["d"] * (4 + 3 * fours))
 
     @instruction(no_meaning)
@@ -126,7 +126,7 @@ wgmma_commit.__doc__ = """(): the wgmma issued since the last commit form a grou
 
 
 def wgmma_wait(pending):
-    """(): waits until at most the ``pending`` newest groups are under way."""
+    """(): waits until all but the ``pending`` newest groups are done."""
     return word(f"wgmma.wait_group.sync.aligned {pending};")
 
 

@@ -1,4 +1,4 @@
-"""Compiled kernels (PTX) on disk, in ``NUMBA_TCONV_CACHE`` (empty: no cache), else the user's cache directory.
+"""Compiled kernels (PTX) in ``NUMBA_TCONV_CACHE`` (empty: no cache), else the user's cache directory.
 
 A file's name is a digest of all that the PTX depends on. A damaged file is compiled anew; failing to write warns
 once.

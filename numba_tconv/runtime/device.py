@@ -1,4 +1,4 @@
-"""What a GPU offers: its compute capability and limits."""
+"""A GPU's compute capability and limits."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Device:
 
     @property
     def launches_early(self) -> bool:
-        """Whether a kernel can begin before the previous one has ended."""
+        """Whether a kernel can begin before the previous one ends."""
         return self.cc >= (9, 0)
 
     def spreads_early(self, blocks: int, shared_bytes: int, others: int) -> bool:
         """Whether ``blocks``, begun beside ``others`` of the previous kernel, spread over all multiprocessors.
 
-        They do where a multiprocessor has room for one block only, or where each block gets its own.
+        So they do where a multiprocessor holds one block only, or each block gets its own.
         """
         one_fits = 2 * (shared_bytes + RESERVED_SHARED) > self.shared_per_multiprocessor
         return self.launches_early and (one_fits or blocks + others <= self.multiprocessors)
@@ -63,7 +63,7 @@ GPUS = {
     )
 }
 H200, A100 = GPUS["NVIDIA H200"], GPUS["NVIDIA A100"]
-SIMULATED = replace(H200, multiprocessors=4)  # the simulator's blocks run one after the other, so few are launched
+SIMULATED = replace(H200, multiprocessors=4)  # its blocks run one by one, so few are launched
 
 
 @cache

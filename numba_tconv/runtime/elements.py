@@ -1,4 +1,4 @@
-"""Storage and accumulation of each torch dtype."""
+"""Each torch dtype's storage and accumulator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _narrow(value):
     return types.float16(value)
 
 
-# Numba has no bfloat16: arrays hold the bits.
+# Numba has no bfloat16: arrays hold bits.
 @device_function
 def _from_bits(bits):
     return bf16_to_f32(bits)

@@ -1,6 +1,6 @@
-"""Kernels, compiled once and launched on the caller's stream.
+"""Kernels, compiled once, launched on the caller's stream.
 
-They replace Numba's launch, which is slow and knows neither bfloat16 nor torch's streams.
+Numba's launch is slow and knows neither bfloat16 nor torch's streams.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _compiling = threading.RLock()
-UNKNOWN = None, -1  # (function, allowed shared bytes) of a kernel that is not loaded
+UNKNOWN = None, -1  # (function, allowed shared bytes) of a kernel not loaded
 ADDRESS = 4  # the slot, among a tensor's slots, that holds its address
 STATIC_SHARED_LIMIT = 48 * 1024  # bytes that a block gets without asking
 
@@ -60,7 +60,7 @@ def flat(storage: types.Type) -> types.Array:
 
 
 def named(fields: type, **kinds: types.Type) -> types.BaseTuple:
-    """Numba's type of the NamedTuple ``fields``, whose fields have the types ``kinds``."""
+    """Numba's type of the NamedTuple ``fields``, of types ``kinds``."""
     ordered = tuple(kinds[name] for name in fields._fields)
     return (
         types.NamedUniTuple(ordered[0], len(ordered), fields)
@@ -70,7 +70,7 @@ def named(fields: type, **kinds: types.Type) -> types.BaseTuple:
 
 
 def target(cc: tuple[int, int]) -> tuple:
-    """The target of PTX: at most 9.0, because for newer GPUs NVVM keeps local arrays in memory."""
+    """PTX's target: at most 9.0; for newer GPUs NVVM keeps local arrays in memory."""
     return architecture(cc) if cc <= (9, 0) else (9, 0)
 
 
@@ -81,7 +81,7 @@ def architecture(cc: tuple) -> tuple:
 
 @dataclass(eq=False)
 class Kernel:
-    """A ``@cuda.jit`` function and all that its machine code depends on.
+    """A ``@cuda.jit`` function and what its machine code depends on.
 
     ``signature`` has Numba's types. A block has ``threads`` threads and by default ``shared_bytes`` of dynamic shared
     memory; at least ``min_blocks`` fit on a multiprocessor (launch bounds). ``key`` tells kernels of one name apart in
@@ -122,10 +122,10 @@ class Kernel:
     def handle(self, device: int, shared_bytes: int) -> int:
         """The driver's function on GPU ``device``, loaded at the first call.
 
-        Raises RuntimeError where it would have to be loaded during a graph capture."""
+        Raises RuntimeError where a graph capture would have to load it."""
         known = self._handles.get(device, UNKNOWN)
         if known[1] < shared_bytes:
-            # One thread compiles, and none lowers another's limit.
+            # One thread compiles; none lowers another's limit.
             with self._lock:
                 known = self._handles.get(device, UNKNOWN)
                 if known[1] < shared_bytes:
@@ -165,7 +165,7 @@ class Kernel:
 
         ``arguments`` are tensors (or ``alike``), integers and tuples of them. Each call passes all tensors anew, and an
         integer for each GIVEN, in order. ``early``: from compute capability 9.0, blocks may begin before the previous
-        kernel has ended; the kernel must wait (ptx/grids.py) before it reads that kernel's results and before it ends.
+        kernel ends; they must wait (ptx/grids.py) before they read its results and before they end.
         """
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         return Prepared(self, blocks if isinstance(blocks, tuple) else (blocks, 1, 1), shared_bytes, arguments, early)
@@ -239,7 +239,7 @@ class Prepared:
 
 
 def _to_the_end(function: Callable, *arguments):
-    """The function's result. Interrupts wait for it: an unfinished compilation could break Numba's registries."""
+    """The function's result. Interrupts wait: an unfinished compilation could break Numba's registries."""
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
     with ThreadPoolExecutor(1) as pool:
@@ -249,7 +249,7 @@ def _to_the_end(function: Callable, *arguments):
 
 @contextlib.contextmanager
 def _no_collection():
-    """Pauses garbage collection, which would walk the compiler's millions of objects."""
+    """Pauses garbage collection, which would walk the compiler's objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -292,7 +292,7 @@ def _check(result):
 
 
 def enter_context(device: int):
-    """Give the thread torch's context, which driver calls need."""
+    """Give the thread torch's context, for driver calls."""
     if _thread.has_context:
         return
     if not int(_check(driver.cuCtxGetCurrent())):
@@ -308,7 +308,7 @@ def _span(tensor: torch.Tensor) -> int:
 
 def _tensor_slots(kind: types.Array, tensor: torch.Tensor) -> tuple[int, ...]:
     itemsize = tensor.element_size()
-    if _is_flat(kind):  # an expanded tensor has more elements than memory
+    if _is_flat(kind):  # expanded tensors have more elements than memory
         span = _span(tensor)
         return 0, 0, span, itemsize, tensor.data_ptr(), span, itemsize
     sizes = *tensor.shape, *(stride * itemsize for stride in tensor.stride())

@@ -1,4 +1,4 @@
-"""Memory that the driver reads to launch a kernel."""
+"""What the driver reads at a launch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class Launch:
-    """The argument slots and configuration of one launch, at addresses that stay valid."""
+    """A launch's argument slots and configuration, at fixed addresses."""
 
     def __init__(self, slots: array, config: Config):
         self.slots, self.config = slots, config
@@ -42,7 +42,7 @@ class Config(ctypes.Structure):
 
     @classmethod
     def of(cls, grid: tuple[int, int, int], threads: int, shared_bytes: int, early: bool = False) -> Config:
-        """A configuration that lacks only the stream. ``early``: see Kernel.prepare."""
+        """A configuration without the stream. ``early``: see Kernel.prepare."""
         config = cls(grid, (threads, 1, 1), shared_bytes)
         if early:
             attribute = _Attribute(EARLY)

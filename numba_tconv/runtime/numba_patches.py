@@ -10,7 +10,7 @@ from numba.cuda.descriptor import cuda_target
 
 @contextlib.contextmanager
 def remembered_call_types():
-    """While one thread compiles, infer each function's result type once, not at each call."""
+    """While one thread compiles, infer functions' result types once, not at each call."""
     cuda_target.typing_context.refresh()  # needed in a new process
     kind = type(cuda_target.typing_context.resolve_value_type(operator.add))
     owner = next(base for base in kind.__mro__ if "get_call_type" in vars(base))

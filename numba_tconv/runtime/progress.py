@@ -13,7 +13,7 @@ DELAY_S = 2
 
 
 def progress(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
-    """``items``, with a progress bar after DELAY_S seconds on a terminal, else one line on stderr."""
+    """``items``, with a bar after DELAY_S seconds on a terminal, else one line on stderr."""
     if sys.stderr.isatty():
         return iter(tqdm(items, desc=label, total=total, leave=False, delay=DELAY_S))
     print(f"{label} ...", file=sys.stderr, flush=True)

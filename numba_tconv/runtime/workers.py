@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from .progress import progress
 
-# A terminal interrupts all processes; only the parent reacts.
+# Terminals interrupt all processes; only the parent reacts.
 COMMAND = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -26,8 +26,8 @@ serve()
 def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
     """Call ``function(*task)`` for every task, in up to ``jobs`` processes; for one task or job in this one.
 
-    The function and its tasks are pickled, results are dropped. After an exception or interrupt no call begins. Raises
-    what a call raises, RuntimeError if a process ends early.
+    Function and tasks are pickled, results dropped. After an exception or interrupt no call begins. Raises what a call
+    raises, RuntimeError if a process ends early.
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
@@ -55,7 +55,7 @@ def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
 
 
 def serve() -> None:
-    """Call the functions that arrive on stdin, and answer each call's exception or None."""
+    """Call functions from stdin; answer each call's exception or None."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints are no answers
     while True:

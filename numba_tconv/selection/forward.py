@@ -23,7 +23,7 @@ STRONGER = {"k4_register_tile", "k5_mma"}  # than depthwise without its weights 
 
 @dataclass(frozen=True)
 class Decision:
-    """The rung, None where torch computes (``by_torch``) or none can, and reasons against others."""
+    """The rung, None where torch computes (``by_torch``) or none can; reasons against others."""
 
     rung: Rung | None
     passed_over: dict[str, str]
@@ -73,8 +73,8 @@ def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: st
 
 
 def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device: Device) -> tuple[Rung, str] | None:
-    """The rung for small or depthwise problems and the reason against others, or None."""
-    # With weights beyond its registers, depthwise takes short sums and what no stronger rung takes.
+    """The rung for small or depthwise problems and why not others."""
+    # Without weights in registers, depthwise takes short sums and what no stronger rung takes.
     if "depthwise" in able:
         if choose(problem, dtype).keeps_weights:
             return able["depthwise"], "depthwise is for few channels a group, whose weights its registers hold"

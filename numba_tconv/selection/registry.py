@@ -1,4 +1,4 @@
-"""The ladder, from slowest to fastest; then rungs for special problems."""
+"""The ladder, slowest to fastest; then rungs for special problems."""
 
 from numba_tconv.kernels import k1_gather, k2_polyphase, k3_shared_tile
 from numba_tconv.kernels.depthwise import kernel as depthwise

@@ -1,4 +1,4 @@
-"""What the device functions of the gradients' kernel share."""
+"""Tuples that the device functions share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UpSamples(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """A thread's slopes at an end of the row, and what the ends receive."""
+    """A thread's slopes at a row's end, and what ends receive."""
 
     slopes: object
     first: int  # up-sample of the thread

@@ -1,4 +1,4 @@
-"""What a row's first and last samples receive from their repetitions."""
+"""What a row's ends receive from their repetitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ends(NamedTuple):
 
     before_row: Callable  # (filter_down, dy, row, out_length): by the first activated up-sample
     after_row: Callable  # (filter_down, dy, row, out_length, up_length): by the last
-    add: Callable  # (0, edge): sets slopes to zero outside the row, and adds to those at its ends
+    add: Callable  # (0, edge): zeroes slopes outside the row, adds to those at its ends
     repetitions: Callable  # (filter_up, planes, first, end, origin, up_length): by an end of x
 
 
@@ -51,7 +51,7 @@ def make_ends(config: Config) -> Ends:
     def repetitions(filter_up, planes, first, end, origin, up_length):
         """The sum over repetitions ``first`` to ``end - 1``.
 
-        In float32 each repetition is summed on its own: shorter sums round less.
+        In float32 each repetition is summed apart: shorter sums round less.
         """
         total = accumulator(0)
         for j in range(first, end):

@@ -12,7 +12,7 @@ from .tile import Config
 
 
 def make_store(config: Config, ends: Ends):
-    """A device function (output, registers, up_filter, planes, begin, origin) that writes a tile of x's gradient.
+    """Build (output, registers, up_filter, planes, begin, origin), which writes a tile of x's gradient.
 
     ``begin``: its first output; ``origin``: the up-sample of entry 0 of plane 0.
     """
@@ -59,7 +59,7 @@ def make_store(config: Config, ends: Ends):
 
 
 def make_add_up(threads: int):
-    """A device function (shared, alpha, beta): a block's sums of these, at elements 0 and ``threads`` of ``shared``.
+    """Build (shared, alpha, beta): a block's sums, at elements 0 and ``threads`` of ``shared``.
 
     ``threads``: of the block, a power of two.
     """

@@ -1,12 +1,7 @@
-"""The alias-free activation's gradients: x and y's gradient are read once, x's gradient written once.
+"""The alias-free activation's gradients (kernels/README.md).
 
-    x     --> samples (shared) --window--> up-samples u --+
-                                                          +--> du (registers) --> planes (shared) --windows--> dx
-    dy    --> samples (shared) --window--> dv ------------+
-                                                          +--> sums of alpha and beta, a part for each block
-
-dv, the gradient of the activated up-samples, is made from dy as u is from x. du, the gradient of the up-samples, is
-filtered as the forward kernel filters v. A repeated end receives what its repetitions would receive.
+dv, the gradient of activated up-samples, is made from dy as u from x. du, the gradient of up-samples, is filtered as v
+in the forward kernel. Ends receive what their repetitions would.
 """
 
 from __future__ import annotations
@@ -54,7 +49,7 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def slopes_by_windows(up_samples, turned, down, shared_dy, at_edge, edge):
-        """Gradients of a thread's activated up-samples."""
+        """Gradients of activated up-samples."""
         thread = int32(cuda.threadIdx.x)
         for v in range(0, turned_window, vector):
             load_vector(turned, v, shared_dy, thread * run + v)
@@ -117,7 +112,7 @@ def make_kernel(config: Config) -> Kernel:
                 lowest = int32(origin + down_shift - down_taps + 1 + FAR * down_ratio)
                 first_grad = int32(lowest // down_ratio - FAR)
             at_edge = origin <= 0 or origin + positions * up_ratio >= up_length
-            # A thread's up-samples count in one tile; those after the last tile's outputs count there.
+            # Up-samples count in one tile; those after the last tile's outputs in that.
             counts = thread * run < outputs or begin + outputs >= length
 
             fetch_x(shared_x, x, source, int32(first - before), length)

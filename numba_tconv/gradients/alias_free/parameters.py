@@ -1,4 +1,4 @@
-"""The second stage: gradients of alpha and beta from the blocks' sums, in float64 and a fixed order."""
+"""Gradients of alpha and beta from blocks' sums, in float64 and a fixed order."""
 
 from __future__ import annotations
 

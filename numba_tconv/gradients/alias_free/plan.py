@@ -45,10 +45,10 @@ def partials_of(sizes: AliasFree, config: Config) -> int:
 
 @lru_cache(maxsize=1024)
 def prepare(sizes: AliasFree, strides: tuple, grad_strides: tuple, config: Config) -> Callable[..., None]:
-    """A function (x, dy, up_filter, down_filter, alpha, beta, dx, partials) that launches.
+    """A launch of (x, dy, up_filter, down_filter, alpha, beta, dx, partials).
 
-    x and dy (N, C, L) have ``strides`` and ``grad_strides``; the filters, alpha and beta are contiguous (any tensor of
-    the dtype where there is none); dx is contiguous and begins at a multiple of 32 bytes; partials are accumulators.
+    x and dy (N, C, L) have ``strides`` and ``grad_strides``; filters, alpha and beta are contiguous (for none any
+    tensor of the dtype); dx is contiguous and 32-byte aligned; partials are accumulators.
     """
     passes, blocks = tiles_of(sizes, config)
     dtype, batch, channels = config.dtype, sizes.batch, sizes.channels
@@ -65,7 +65,7 @@ def prepare(sizes: AliasFree, strides: tuple, grad_strides: tuple, config: Confi
 
 @lru_cache(maxsize=1024)
 def prepare_parameters(sizes: AliasFree, config: Config, tied: bool) -> Prepared:
-    """A function (partials, alpha, beta, grad_alpha, grad_beta) that launches; ``tied`` leaves the last as it is."""
+    """A launch of (partials, alpha, beta, grad_alpha, grad_beta); ``tied`` leaves the last alone."""
     count, dtype, channels = partials_of(sizes, config), config.dtype, sizes.channels
     return parameters.make_kernel(dtype, config.log_scale, tied).prepare(
         channels,

@@ -1,4 +1,4 @@
-"""Derivatives of the pointwise activations: device functions u -> derivative."""
+"""Derivatives of activations: device functions u -> derivative."""
 
 from __future__ import annotations
 

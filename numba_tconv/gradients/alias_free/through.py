@@ -1,4 +1,4 @@
-"""From y's gradient through the activation, to that of the up-samples."""
+"""From y's gradient through the activation to the up-samples'."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tile import Config
 
 
 class Through(NamedTuple):
-    """Device functions; Snake's add to ``sums`` what alpha and beta receive."""
+    """Device functions; Snake's add alpha's and beta's gradients to ``sums``."""
 
     one: Callable  # (u, grad, sums, phase) -> the gradient of an up-sample u, given its activation's
     all: Callable  # (up_samples, phase): a thread's up-samples become their gradients

@@ -12,7 +12,7 @@ from numba_tconv.kernels.alias_free.filters import Down, Up, whole
 from numba_tconv.kernels.common.sectors import SECTOR
 from numba_tconv.runtime.elements import ELEMENTS
 
-ENOUGH_BLOCKS = 2048  # fill a large GPU; beyond, blocks take more tiles
+ENOUGH_BLOCKS = 2048  # beyond, blocks take more tiles
 MOST_PASSES = 4
 THREADS = (32, 64, 128)
 LANES = 1024  # of a multiprocessor: 64 registers each
@@ -22,10 +22,10 @@ FAR = 1024  # keeps dividends positive
 
 @dataclass(frozen=True)
 class Config:
-    """A tile is ``threads * run`` positions of a row, and the samples of x's gradient that their up-samples give.
+    """A tile is ``threads * run`` positions of a row, and the samples of x's gradient from their up-samples.
 
-    ``up`` makes the up-samples of x again. Turned round, the filter down makes the gradient of the activated up-samples
-    (``turned``), the filter up that of x (``down``).
+    ``up`` makes x's up-samples again. Turned round, the filter down gives the gradient of activated up-samples
+    (``turned``), the filter up x's (``down``).
     """
 
     dtype: torch.dtype
@@ -70,7 +70,7 @@ class Config:
 
     @cached_property
     def by_windows(self) -> bool:
-        """Whether ``turned`` is computed as ``up`` is, else one up-sample at a time."""
+        """Whether ``turned`` is computed like ``up``, else by single up-samples."""
         return self.up_ratio == self.down_ratio
 
     @cached_property
@@ -87,7 +87,7 @@ class Config:
 
     @cached_property
     def grads(self) -> int:
-        """Samples of y's gradient in shared memory, in whole vectors: other arrays follow."""
+        """Samples of y's gradient in shared memory, in whole vectors."""
         if self.by_windows:
             return self.positions - self.run + self.turned.window
         return whole((self.positions * self.up_ratio + self.down_taps) // self.down_ratio + 2, self.vector)
@@ -117,7 +117,7 @@ def choose(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: boo
 
 
 def tiles_of(sizes: AliasFree, config: Config) -> tuple[int, int]:
-    """Tiles of a block, and blocks of a row. A row that begins inside a sector has a tile that begins before it."""
+    """Tiles of a block, and blocks of a row. A tile begins before a row that begins inside a sector."""
     ahead = 0 if sizes.length % config.aligned == 0 else config.aligned - 1
     tiles = -(-(sizes.length + ahead) // config.outputs)
     passes = max(1, min(MOST_PASSES, tiles, sizes.rows * tiles // ENOUGH_BLOCKS))

@@ -1,1 +1,1 @@
-"""The gradient for the input."""
+"""grad_input."""

@@ -1,7 +1,7 @@
-"""grad_input_planes: a transposed convolution again, on the forward rungs.
+"""grad_input_planes: a transposed convolution on the forward rungs.
 
 On planes (gradients/planes.py) it has stride 1, pairs of an output channel and a phase as channels, and a row's taps
-reversed. k6, k5 or, in float64, k5_dmma compute it. With stride 1 grad_output is its own plane."""
+reversed. With stride 1 grad_output is its own plane."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from numba_tconv.runtime.layout import NO_GPU, Layout
 
 FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # by preference
 
-MOST_WEIGHTS = 1 << 20  # for 16 bits and few phases: each call reorders the weights
+MOST_WEIGHTS = 1 << 20  # for 16 bits and few phases: calls reorder weights
 
 
 def reads_grad_output(problem: Problem) -> bool:
@@ -119,7 +119,7 @@ class InputPlanes(GradientRung):
         precision = precision or _precision_of(result.dtype)
         if config:
             rung, of_rung = _forward(config.rung), config.of_rung
-        else:  # the rung also looks at the input's address
+        else:  # the input's address counts
             rung, of_rung = self.forward_rung(problem, result.dtype, precision, gpu.of(result.index)), None
         p, in_place, where, launch = adjoint(problem), reads_grad_output(problem), result, None
 

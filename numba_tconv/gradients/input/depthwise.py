@@ -1,7 +1,6 @@
-"""grad_input_depthwise: few channels a group, limited by memory.
+"""grad_input_depthwise: few channels a group.
 
-A thread computes neighbouring positions from one run of grad_output, in 16-byte vectors, with the weights in
-registers.
+A thread computes neighbouring positions from a run of grad_output, in 16-byte vectors, with weights in registers.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Config(Meeting):
 
 class Placed(NamedTuple):
     data: object
-    offset: int  # elements after a multiple of 16 bytes
+    offset: int  # elements past a 16-byte boundary
 
 
 class Sizes(NamedTuple):
@@ -229,7 +228,7 @@ def _prepared(
 ) -> Prepared:
     p, config = problem, config or choose(problem, dtype)
     rows = p.batch * p.in_channels
-    # The first vector may begin before the row.
+    # The first vector may begin early.
     passes, stretches = split(rows, -(-(p.length + config.vector - 1) // config.positions), config)
     g = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides)
     w = alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides)

@@ -1,6 +1,6 @@
-"""grad_input_gather: one thread an element, for every problem on every GPU.
+"""grad_input_gather: one thread an element; any problem, any GPU.
 
-Element i meets the outputs ``i*stride - padding + k*dilation``; the range of taps k is known before the loops."""
+Element i meets the outputs ``i*stride - padding + k*dilation``; the range of k is known before the loops."""
 
 from __future__ import annotations
 

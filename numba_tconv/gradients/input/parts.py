@@ -1,6 +1,6 @@
-"""Split-K over output channels, for few tiles with long sums; kernels/common/split_sums.py adds up.
+"""Split-K over output channels, for few tiles with long sums (kernels/common/split_sums.py).
 
-Splits are like groups, but their weights are columns of one group's weights."""
+Splits are like groups, but share one group's weights by columns."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The gradient for the weight."""
+"""grad_weight."""

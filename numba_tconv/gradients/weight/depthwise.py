@@ -1,7 +1,7 @@
-"""grad_weight_depthwise: few channels a group, limited by memory.
+"""grad_weight_depthwise: few channels a group.
 
-A pair of channels has one sum a tap; blocks split its positions. A thread's sums, in registers, have at most
-PARTIAL_TERMS products. Blocks add them up in float64; gradients/sum.py adds the blocks' sums."""
+A pair of channels has one sum a tap; blocks split its positions. A thread's sums have at most PARTIAL_TERMS products.
+Blocks add them up in float64; gradients/sum.py adds the blocks' sums."""
 
 from __future__ import annotations
 

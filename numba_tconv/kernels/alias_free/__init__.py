@@ -1,1 +1,1 @@
-"""The alias-free activation in one kernel."""
+"""The alias-free activation."""

@@ -1,4 +1,4 @@
-"""A thread's products: a filter between zeros (``Up``), and one with steps (``Down``)."""
+"""A thread's products: a filter between zeros (``Up``) or with steps (``Down``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Up:
 
     @cached_property
     def needed(self) -> int:
-        """Samples before its own that a position needs."""
+        """Earlier samples that a position needs."""
         return -((self.shift - self.taps + 1) // self.ratio)
 
     @property
@@ -65,7 +65,7 @@ class Down:
 
     @cached_property
     def reach(self) -> int:
-        """Entries after its own that an output needs."""
+        """Later entries that an output needs."""
         return (self.taps - 1 + self.lead) // self.ratio
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The kernel of the alias-free activation (kernels/README.md).
+"""The alias-free activation's kernel (kernels/README.md).
 
 A thread makes the up-samples of ``run`` positions, then ``run`` outputs. Planes hold every ``down_ratio``-th up-sample.
 Taps are loaded in every tile: registers hold one filter at a time."""

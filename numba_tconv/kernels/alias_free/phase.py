@@ -1,4 +1,4 @@
-"""Sines and cosines of a*u: polynomials of its distance from the nearest whole number of half periods."""
+"""Sines and cosines of a*u: polynomials of its distance from the nearest whole half period."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def prepare(sizes: AliasFree, strides: tuple, config: Config) -> Callable[..., N
     """A launch of (x, up_filter, down_filter, alpha, beta, y).
 
     x (N, C, L) has ``strides``; filters, alpha and beta are contiguous, for none any tensor of the dtype; y is
-    contiguous from a multiple of 32 bytes."""
+    contiguous and 32-byte aligned."""
     passes, blocks = tiles_of(sizes, config)
     dtype, channels = config.dtype, sizes.channels
     return make_kernel(config).prepare(

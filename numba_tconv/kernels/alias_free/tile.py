@@ -24,7 +24,7 @@ MOST_BLOCKS_RESIDENT = 32
 
 @dataclass(frozen=True)
 class Config:
-    """A tile is ``threads * run`` positions of a row, and the outputs that their up-samples give."""
+    """A tile is ``threads * run`` positions of a row, and the outputs of their up-samples."""
 
     dtype: torch.dtype
     up_taps: int
@@ -123,7 +123,7 @@ class Config:
     def place(self) -> Callable[[int], int]:
         """Where entry i of a row or plane lies in shared memory.
 
-        Vectors are exchanged within 128 bytes, so that threads' loads come from all banks."""
+        Vectors are exchanged within 128 bytes, against bank conflicts."""
         vector, block, most = self.vector, 8 * self.vector, self.vectors - 1
         return lambda i: i ^ type(i)((i // type(i)(block) & type(i)(most)) * type(i)(vector))
 

@@ -22,7 +22,7 @@ class Signal(NamedTuple):
 
 class PlacedSignal(NamedTuple):
     data: object
-    offset: int  # elements from a multiple of 16 bytes
+    offset: int  # elements past a 16-byte boundary
     stride_n: int
     stride_c: int
     stride_l: int
@@ -45,7 +45,7 @@ class Bias(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A problem's sizes, and the progression of taps."""
+    """A problem's sizes and its taps' progression."""
 
     length: int
     in_per_group: int
@@ -75,7 +75,7 @@ def arguments(fields: type, **tensors: types.Type) -> types.BaseTuple:
 
 
 def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
-    """A tuple ``fields`` with ``others`` where they name a field, else with the problem's sizes."""
+    """A tuple ``fields`` from ``others``, else from the problem's sizes."""
     return fields(*(others[name] if name in others else getattr(problem, name) for name in fields._fields))
 
 

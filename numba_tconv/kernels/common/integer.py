@@ -1,4 +1,4 @@
-"""32-bit division, because a 64-bit one takes many more instructions."""
+"""32-bit division; 64-bit division takes many more instructions."""
 
 from numba import int32, uint32
 

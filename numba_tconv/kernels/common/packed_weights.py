@@ -14,7 +14,7 @@ from numba_tconv.runtime.layout import Layout, room
 
 
 class Packing:
-    """How weights laid out as ``weights`` are packed; made by ``unique``."""
+    """How weights of one layout are packed; made by ``unique``."""
 
     weights: Layout
     size: int  # packed elements
@@ -40,7 +40,7 @@ def _made(kind: type[Packing], *choices) -> Packing:
 
 
 def unique(kind: type[Packing], weights: Layout, *choices) -> Packing:
-    """The one packing for equal choices, wherever the weights begin. Thread-safe."""
+    """One packing for equal choices, wherever weights begin. Thread-safe."""
     with _choosing:
         return _made(kind, weights._replace(offset=0), *choices)
 
@@ -52,9 +52,9 @@ class _Packed(NamedTuple):
 
 
 class FrozenWeights:
-    """Weights (C_in, C_out/groups, K) whose values never change, with their packed forms.
+    """Constant weights (C_in, C_out/groups, K), with their packed forms.
 
-    Pass ``tensor`` to the operator in place of the parameter. Its copies, casts and views are packed in every call."""
+    Pass ``tensor`` to the operator as the weight. Its copies, casts and views are packed in every call."""
 
     def __init__(self, weights: torch.Tensor):
         self.tensor = weights.detach()
@@ -75,7 +75,7 @@ class _Packings:
         stream = torch._C._cuda_getCurrentRawStream(packing.weights.index) if on_gpu else None
         known = self.kept.get(packing)
         if on_gpu and torch.cuda.is_current_stream_capturing():
-            # A graph cannot wait for an outside event: it packs at each replay unless the weights are ready.
+            # A graph cannot wait for an outside event: unless weights are ready, it packs at each replay.
             with capture_ignored():
                 is_there = known is not None and known.ready.query()
             return known.weights if is_there else packing(w)
@@ -97,7 +97,7 @@ class _Packings:
 
 
 def packed_weights(w: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, bool]:
-    """Pack ``w``: frozen weights once, others in every call, because torch does not tell when values change.
+    """Pack ``w``: frozen weights once, others in every call, as their values may change.
 
     Returns packed weights, ready on the current stream, and whether its newest launch packed them."""
     packings = getattr(w, "packings", None)
@@ -105,10 +105,10 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, boo
 
 
 def after_packing(packing: Packing, launch: Prepared) -> Callable[..., None]:
-    """Build a function (x, w, bias, y) that packs w where needed and calls ``launch`` with it.
+    """Build a function (x, w, bias, y) that packs w where needed and calls ``launch``.
 
-    Frozen weights take the ordinary launch: an early one reads x before it waits (Kernel.prepare), and the kernel
-    before it may still write x."""
+    Frozen weights take the ordinary launch: an early one reads x before it waits (Kernel.prepare), while the kernel
+    before may write x."""
     ordinary, room, pack = launch.ordinary, packing.room, packing.launch
 
     def pack_and_launch(x, w, bias, y):

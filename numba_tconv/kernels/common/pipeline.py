@@ -11,11 +11,11 @@ from numba import int32
 from numba_tconv.ptx import device_function, mbarrier_arrive, mbarrier_init, mbarrier_wait
 
 BARRIER = 8  # bytes
-FULL, EMPTY = 0, 1  # the parities of a first wait: a producer's wait for an empty stage ends at once
+FULL, EMPTY = 0, 1  # parities of a first wait; a producer's ends at once
 
 
 class Pipe(NamedTuple):
-    """Shared addresses of the first stage's barriers."""
+    """Shared addresses of stage 0's barriers."""
 
     full: int
     empty: int
@@ -43,7 +43,7 @@ def wait_full(pipe, slot):
 
 @device_function
 def release(pipe, stage):
-    """Arrive at the stage's empty barrier: this thread, or its warp, has read the stage."""
+    """Arrive at the stage's empty barrier: this thread, or its warp, has read it."""
     mbarrier_arrive(pipe.empty + BARRIER * stage)
 
 

@@ -1,6 +1,6 @@
-"""Tiles of sums in registers, on CUDA cores: sizes, and the order of products.
+"""Tiles of sums in registers: sizes and the order of products.
 
-A register bank delivers one operand a clock; an operand of the product before is kept. So every other row is multiplied
+A register bank delivers one operand a clock, unless the last product had it. So every other row is multiplied
 backwards, and ``exchanged`` sums lie in another bank than their columns."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WarpTile(ThreadTile):
 
     @property
     def exchanged(self) -> bool:
-        """Whether the sums of two neighbouring columns are swapped (the module's docstring)."""
+        """Whether neighbouring columns' sums are swapped (see the module)."""
         return self.thread_n <= 8
 
     @property
@@ -61,7 +61,7 @@ class WarpTile(ThreadTile):
 
 @cache
 def make_sums(thread_n: int, vector: int, exchanged: bool):
-    """Build two functions on the sums ``acc``, in rows of ``thread_n`` columns.
+    """Build two functions on sums ``acc``, in rows of ``thread_n`` columns.
 
     * ``add_products(acc, ws, xs, m, at)`` adds ``ws[m]`` times the columns from ``xs[at]`` on.
     * ``copy_sums(values, acc, m, n)`` copies ``vector`` sums of row ``m`` from column ``n`` on."""

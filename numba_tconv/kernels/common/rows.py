@@ -1,4 +1,4 @@
-"""Copies whose rows begin at multiples of 16 bytes, for the copy engine."""
+"""Copies with 16-byte aligned rows, for the copy engine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .arguments import arguments
 from .tensor_map import ALIGNMENT, lies_in_rows, row_pitch
 
 THREADS = 256
-LAYER = 1 << 31  # most vectors in a layer of the grid, counted in 32 bits
+LAYER = 1 << 31  # most vectors in a grid layer, counted in 32 bits
 
 
 class Source(NamedTuple):
     """A tensor (outer, inner, L), copied from element ``first`` of each row on."""
 
     data: object
-    offset: int  # elements from a multiple of 16 bytes
+    offset: int  # elements past a 16-byte boundary
     stride_outer: int
     stride_inner: int
     stride_l: int
@@ -94,7 +94,7 @@ def copying(x: Layout, pitch: int, first: int = 0, result: tuple | None = None) 
     """A function that copies tensors laid out as ``x``, (outer, inner, L), to contiguous (outer, inner, ``pitch``).
 
     It works on torch's current stream. Element e of a row is the tensor's element ``e + first``, or zero. ``pitch``:
-    elements, a multiple of 16 bytes; ``result``: another shape of as many elements."""
+    elements, a multiple of 16 bytes; ``result``: another shape of equal size."""
     make_room = room(result or (*x.shape[:2], pitch), x.dtype, x.index)
     elements = x.offset % ALIGNMENT // x.dtype.itemsize
     launch = _prepared(tuple(x.shape), tuple(x.strides), x.dtype, elements, pitch, first)
@@ -113,7 +113,7 @@ def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
 
 
 def to_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy (N, C, L) to rows that begin at multiples of 16 bytes."""
+    """Copy (N, C, L) to 16-byte aligned rows."""
     length = tensor.shape[2]
     return copied(tensor, row_pitch(length, tensor.element_size()))[:, :, :length]
 

@@ -1,4 +1,4 @@
-"""Split-K over input channels, for problems whose tiles are too few to fill a GPU.
+"""Split-K over input channels, for too few tiles to fill a GPU.
 
 The split is a grouped problem on the same tensors; its float32 outputs are partial sums. A second kernel adds them and
 the bias in a fixed order, and converts."""
@@ -22,12 +22,12 @@ from numba_tconv.runtime.layout import room
 
 from .arguments import Bias, arguments
 
-# Numbers of parts to try, rounded up to divisors of a group's channels.
+# Parts to try, rounded up to divisors of a group's channels.
 PARTS = 2, 3, 4, 6, 8, 12, 16
 FEWEST_CHANNELS = 16
 SECOND_LAUNCH = 0.0031  # ms
 SUM_BANDWIDTH = 1.64e9  # bytes a millisecond
-LEAST_GAIN = 0.0015  # ms; less is within the cost model's error
+LEAST_GAIN = 0.0015  # ms, the cost model's error
 THREADS = 128
 VECTOR = 4
 BATCH = 4  # parts in flight
@@ -36,7 +36,7 @@ MOST_SUMS = 2**31 - 1  # their indices have 32 bits
 
 @lru_cache(maxsize=1024)
 def split(problem: Problem, splits: int) -> Problem:
-    """The problem with outputs (N, groups, splits, C_out/groups, L_out), the partial sums."""
+    """The problem of the partial sums (N, groups, splits, C_out/groups, L_out)."""
     if splits == 1:
         return problem
     return replace(problem, out_channels=splits * problem.out_channels, groups=splits * problem.groups, bias=False)
@@ -58,7 +58,7 @@ def numbers_of_parts(problem: Problem) -> list[int]:
 
 
 def worthwhile(problem: Problem, share: float, rounds: int = 2) -> list[int]:
-    """Numbers of parts up to the first that fills the GPU ``rounds`` times; one part fills ``share`` of it."""
+    """Parts up to the first number that fills the GPU ``rounds`` times; one part fills ``share``."""
     parts = numbers_of_parts(problem)
     enough = next((z for z, splits in enumerate(parts) if splits * share >= rounds), len(parts))
     return parts[: enough + 1]
@@ -80,10 +80,10 @@ def _load_one(values, z, sums, index):
 
 
 def make_add_up(element: Element, width: int):
-    """Build ``add_up``, which sums ``width`` neighbouring outputs of a group, from output ``e`` of all on.
+    """Build ``add_up``: sums ``width`` neighbouring outputs of a group from output ``e`` of all on.
 
-    ``totals`` receives the bias and all parts, in float32. ``first_sum`` is the index of e's sum in the first part.
-    ``values`` is room for ``BATCH * width`` sums."""
+    ``totals`` receives bias and parts in float32. ``first_sum``: index of e's sum in the first part. ``values``: room
+    for ``BATCH * width`` sums."""
     load, load_sums = element.load, _load_one if width == 1 else load_vector
 
     @device_function
@@ -106,7 +106,7 @@ def make_add_up(element: Element, width: int):
                 if int32(first_part + z) < parts.splits:
                     for u in range(width):
                         totals[u] += values[z * width + u]
-            first_part = recomputed(int32(first_part + BATCH))  # stays a loop
+            first_part = recomputed(int32(first_part + BATCH))  # no unrolling
 
     return add_up
 
@@ -150,7 +150,7 @@ def steps(splits: int, dtype: torch.dtype, early: bool) -> list[Step]:
 def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False) -> Prepared:
     """A launch of (partial sums, bias, y).
 
-    The sums (N, groups, splits, C_out/groups, L_out) are aligned float32; the bias is (C_out,), for none any tensor of
+    Sums (N, groups, splits, C_out/groups, L_out) are aligned float32; bias is (C_out,), for none any tensor of
     ``dtype``; y (N, C_out, L_out) may begin anywhere."""
     p = problem
     outputs, group_outputs = p.batch * p.out_channels * p.out_length, p.out_channels_per_group * p.out_length
@@ -172,7 +172,7 @@ class SecondStage:
     launch: Prepared
 
     def after(self, first: Callable, index: int) -> Callable:
-        """A function (x, w, bias, y): ``first`` computes the partial sums, then they are added up, on GPU ``index``."""
+        """A function (x, w, bias, y): ``first`` computes partial sums, then they are added up, on GPU ``index``."""
         sums_room, add_up = room((self.sums,), torch.float32, index), self.launch
 
         def both(x, w, bias, y):

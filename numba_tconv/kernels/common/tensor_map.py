@@ -1,6 +1,6 @@
-"""Tensor maps on the host: the boxes that the copy engine fetches (ptx/tensor_maps.py).
+"""Tensor maps on the host, for the copy engine (ptx/tensor_maps.py).
 
-Tensors laid out alike share a map; kernels write the address into a copy."""
+Equal layouts share a map; kernels write the address into a copy."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def publish(template, address, maps, at, lane):
 def make_publish(itemsize: int):
     """Build ``publish`` and ``acquire``, by a warp: map b of ``boxes`` has the channels b, b + boxes, ...
 
-    A map begins at the multiple of 16 bytes before its first row. ``maps``: global address; ``at``: 128 shared bytes;
-    ``early``: elements from a multiple of 16 bytes to the tensor."""
+    A map begins at the 16-byte boundary before its first row. ``maps``: global address; ``at``: 128 shared bytes;
+    ``early``: elements from a 16-byte boundary to the tensor."""
     vector = ALIGNMENT // itemsize
     replace_length, replace_channels = tensormap_replace_size(0), tensormap_replace_size(1)
 
@@ -138,7 +138,7 @@ def make_publish(itemsize: int):
                 replace_length(at, int32(length) + own)
                 replace_channels(at, int32((channels - box + boxes - 1) // boxes))
             _hand_over(maps + box * MAP_BYTES, at)
-            box = recomputed(int32(box + 1))  # stays a loop
+            box = recomputed(int32(box + 1))  # no unrolling
 
     @device_function
     def acquire_sets(maps, boxes, lane):

@@ -1,7 +1,7 @@
-"""A stage's weights, copied to shared memory as they lie: the first half of every packing kernel.
+"""A stage's weights, copied to shared memory as they lie: how every packing kernel begins.
 
 Neighbours in global memory are taps of one channel, in a packed stage different channels. So a block copies a box along
-the taps, in 16 bytes where runs allow it, and gathers from shared memory."""
+the taps, in vectors where possible, and gathers from shared memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Box:
         return self.phases % self.vector == 0 and self.rows % self.vector == 0
 
     def way(self, w: Layout, whole: bool) -> int:
-        """How boxes of weights laid out as ``w`` are copied if they begin at a multiple of 16 bytes.
+        """How 16-byte aligned boxes of weights like ``w`` are copied.
 
         ``whole``: with all phases and taps of their channels."""
         (_, _, kernel_size), (stride_c, stride_o, stride_k), v = w.shape, w.strides, self.vector
@@ -85,12 +85,12 @@ class Limits(NamedTuple):
 
 
 class LoadBox(NamedTuple):
-    """Device functions for a box from ``first`` = (input channel, output channel, tap) and row ``row`` on.
+    """Device functions for a box from ``first`` (input channel, output channel, tap) and row ``row`` on.
 
-    ``left`` = (input, output channels) from there on.
+    ``left``: (input, output channels) from there.
 
-    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies by all threads and waits. Returns the Pitch.
-      Missing weights keep their old content.
+    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies by all threads and waits; returns the Pitch.
+      Missing weights keep old content.
     * ``at(pitch, k, channel, tap, phase)``: index in ``shared``.
     * ``limits(first, row, left, kernel_size)``: how many weights exist.
     * ``within(limits, k, channel, tap, phase)``: whether one exists."""
@@ -147,7 +147,7 @@ def make_copies(box: Box, threads: int) -> tuple:
                 t = int32(at.tap * rows + at.phase)
                 exists = at.k < left[0] and at.channel < left[1] and t < taps_left and at.k < depth
                 index = source + at.k * strides[0] + at.channel * strides[1] + t * strides[2]
-                # Without a branch, loads overlap.
+                # No branch: loads overlap.
                 values[z] = w[uint64(index if exists else int64(0))]
             for z in range(BATCH):
                 e = int32(first + z * threads)

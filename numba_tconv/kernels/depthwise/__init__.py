@@ -1,1 +1,1 @@
-"""The rung for few channels a group."""
+"""Few channels a group."""

@@ -1,4 +1,4 @@
-"""Named arguments of the depthwise kernels, offsets in elements."""
+"""Named arguments, with offsets in elements."""
 
 from __future__ import annotations
 

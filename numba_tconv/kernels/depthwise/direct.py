@@ -1,7 +1,7 @@
-"""The depthwise rung's direct form, for 16 bits: threads read inputs from global memory into registers.
+"""The direct form, for 16 bits: threads read inputs from global memory into registers.
 
-A thread makes 16 bytes of outputs in a pass. Passes advance by whole strides and loads, so all run one case of
-straight-line code."""
+A thread makes 16 bytes of outputs a pass. Passes advance by whole strides and loads: all run one case of straight-line
+code."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class DirectConfig:
     def cases(self) -> tuple:
         """(output, weight, place in the loads) of every product, by case.
 
-        A case is a first phase, and a place of the first input in its load; phases up to stride - VECTOR share cases.
+        A case is a first phase and the first input's place in its load; phases up to stride - VECTOR share cases.
         Weight f * taps_per_row + b is family f's tap b."""
         stride, each = self.taps.stride, self.taps.taps_per_row
         first_phases = range(max(0, stride - VECTOR), stride)
@@ -91,7 +91,7 @@ class DirectConfig:
 
 
 def fits(config: DirectConfig) -> bool:
-    """Whether phases and places repeat in every pass, and all phases have equally few taps."""
+    """Whether phases and places repeat in every pass, with equally few taps."""
     taps, each = config.taps, config.taps.taps_per_row
     halves = config.dtype.itemsize == 2
     regular = taps.dilation == 1 and taps.kernel_size % taps.stride == 0

@@ -1,10 +1,9 @@
 """depthwise: few channels a group.
 
-A block copies the inputs of a stretch of outputs into shared memory. In a pass a thread makes 16 bytes of neighbouring
-outputs, aligned even in rows of odd lengths.
+A block copies the inputs of a stretch of outputs into shared memory. A thread makes 16 aligned bytes of outputs a pass.
 
-* A pass advances by whole strides: a thread's outputs keep their phases, and its weights stay in registers.
-* Outputs of a vector a stride apart are a family: they share weights and nearly all inputs.
+* A pass advances by whole strides: outputs keep their phases, and weights stay in registers.
+* A vector's outputs a stride apart are a family: they share weights and nearly all inputs.
 
 direct.py takes 16-bit layers of one input channel a group and equal taps in all phases, long.py more weights than
 registers hold."""
@@ -171,7 +170,7 @@ def make_kernel(config: Config) -> Kernel:
         n = int64(uint32(row) // uint32(sizes.groups))
         group = row - n * sizes.groups
         first_output = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * passes * step
-        # The window serves all output channels, whose vectors begin up to vector - 1 early.
+        # The window serves all output channels' vectors, up to vector - 1 early.
         first_column, first_phase = divmod(first_output + sizes.padding - (vector - 1), stride)
         first_column -= halo
         source = n * x.stride_n + group * in_per_group * x.stride_c + first_column * x.stride_l
@@ -320,7 +319,7 @@ def _prepared(
     x_offset: int,
     y_offset: int,
 ) -> Prepared:
-    """Offsets: elements from a multiple of 16 bytes."""
+    """Offsets: elements past a 16-byte boundary."""
     p, dtype, form = problem, config.dtype, FORMS[type(config)]
     passes, stretches = form.plan(p, config)
     rows = p.batch * p.groups

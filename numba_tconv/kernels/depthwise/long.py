@@ -1,10 +1,10 @@
-"""The depthwise rung's form for long filters, whose weights no thread's registers hold.
+"""The form for long filters, whose weights registers do not hold.
 
-A thread makes neighbouring columns of a group's phases and output channels, with sums and a window in registers. A
-16-byte load of weights serves a warp. Which tap meets which input is known at compile time.
+A thread makes neighbouring columns of a group's phases and output channels, from registers. A 16-byte load of weights
+serves a warp. Which tap meets which input is known when compiling.
 
-* Asynchronous copies bring channels while earlier ones are multiplied.
-* Outputs replace the inputs in shared memory and leave in vectors."""
+* Channels are copied while earlier ones are multiplied.
+* Outputs replace inputs in shared memory and leave in vectors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def make_fill(config: LongConfig):
 
 
 class CopyWeights(NamedTuple):
-    """Copies of BATCH weights, ``first`` and every ``threads``-th after.
+    """Copies of BATCH weights, every ``threads``-th from ``first``.
 
     * ``fetch(raw, w, group_offset, first)`` loads them.
     * ``put(weights, raw, first)`` converts and stores them by (input channel, tap, output channel)."""
@@ -132,8 +132,8 @@ def make_copy_weights(config: LongConfig) -> CopyWeights:
 def make_multiply(config: LongConfig):
     """Build ``multiply``, which adds an input channel's products.
 
-    ``piece``: a local array for the channel's own sums, if they are apart. ``first_input``, ``weights``: places of the
-    thread's first column and of the channel's weights."""
+    ``piece``: a local array for the channel's sums, if apart. ``first_input``, ``weights``: places of the thread's
+    first column and the channel's weights."""
     element, full_chunks, last_taps, hop = ELEMENTS[config.dtype], config.full_chunks, config.last_taps, config.hop
     chunk_weights, accumulator, by_channel = config.chunk * config.out_per_group, element.accumulator, config.by_channel
     before = config.halo - config.reach(config.chunk)
@@ -196,7 +196,7 @@ def _make_store(config: LongConfig):
             target = (first_row + j) * out_length + first_output
             e = int32(thread * vector - int32((y.offset + target) & (vector - 1)))
             for z in range(vector):
-                # A run more: the first vector may begin before the block's outputs.
+                # A run more: the first vector may begin early.
                 i = int32(e + z + run)
                 of_run = int32(uint32(i) // uint32(run))
                 places[z] = int32(stage + j * plane + i - run + (of_run - 1) * (pitch - run))
@@ -256,7 +256,7 @@ def make_kernel(config: LongConfig) -> Kernel:
         group = row - n * sizes.groups
         column = sizes.padding // stride + (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * span
         source = n * x.stride_n + group * in_per_group * x.stride_c + (column - halo) * x.stride_l
-        # Up to vector - 1 columns early, at a multiple of 16 bytes.
+        # Up to vector - 1 columns early, 16-byte aligned.
         aligned = x.stride_l == 1 and (in_per_group == 1 or x.stride_c & (vector - 1) == 0)
         lead = int32((x.offset + source) & (vector - 1) if aligned else 0)
         column -= lead
@@ -292,7 +292,7 @@ def make_kernel(config: LongConfig) -> Kernel:
         base, weights, c = int32(first_place + thread * columns), int32(0), int32(0)
         while c < in_per_group:
             if c % batch == 0:
-                # An empty group replaces the one that arrived.
+                # An empty group replaces the arrived one.
                 wait()
                 cuda.syncthreads()
                 cp_async_commit()

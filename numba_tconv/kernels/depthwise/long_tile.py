@@ -1,4 +1,4 @@
-"""Tiles of the form for long filters, and when the selection takes it."""
+"""Tiles for long filters, and when the selection takes them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LongConfig:
 
     @property
     def by_channel(self) -> bool:
-        """Whether pieces of sums are input channels, not chunks: the smaller error."""
+        """Whether pieces of sums are input channels, not chunks."""
         channels, taps = self.in_per_group, self.taps.taps_per_row
         pieces = channels * (self.full_chunks + (self.last_taps > 0))
         return self.apart and channels + taps < pieces + channels * taps / pieces
@@ -111,12 +111,12 @@ class LongConfig:
 
     @cached_property
     def pitch(self) -> int:
-        """Staged outputs from thread to thread, odd against bank conflicts."""
+        """Staged outputs between threads, odd against bank conflicts."""
         return self.run | 1
 
     @cached_property
     def period(self) -> int:
-        """Threads after which outputs begin a vector again."""
+        """Threads until outputs begin a vector again."""
         return self.run // math.gcd(self.run, self.vector)
 
     @cached_property
@@ -222,7 +222,7 @@ def is_meant(problem: Problem, dtype: torch.dtype, cc: tuple[int, int]) -> bool:
 def tiny(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
     """As Rung.tiny_configs.
 
-    One has many stretches and sums in up to MOST_TINY_PARTS pieces; the other all taps at once, two channels a copy."""
+    One has many stretches and pieces of sums; the other all taps at once, two channels a copy."""
     p = problem
     if p.out_channels_per_group * p.stride > MOST_ROWS:
         return []

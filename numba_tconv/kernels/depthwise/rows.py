@@ -1,4 +1,4 @@
-"""Limits, blocks of rows, and what a gradient's positions meet."""
+"""Limits, blocks of rows, and what gradients' positions meet."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Meeting:
 
     @cached_property
     def window(self) -> int:
-        """Elements of a grad_output channel that the positions meet."""
+        """Elements of a grad_output channel that positions meet."""
         return (self.positions - 1) * self.taps.stride + (self.taps.kernel_size - 1) * self.taps.dilation + 1
 
     @cached_property
@@ -69,7 +69,7 @@ def split(rows: int, vectors: int, config) -> tuple[int, int]:
 
 
 def grid(rows: int, teams: int, stretches: int) -> tuple[int, int, int]:
-    """Blocks: rows along x, stretches along y and z."""
+    """Rows along x, stretches along y and z."""
     planes = -(-stretches // GRID_AXIS)
     return -(-rows // teams), -(-stretches // planes), planes
 
@@ -81,7 +81,7 @@ def offset_of(tensor: Layout) -> int:
 def read_in_place(config) -> bool:
     """Whether a gradient converts grad_output in place, in vectors of 16 bytes.
 
-    For 16 bits, few products, and runs at the same place of a vector in all threads."""
+    For 16 bits, few products, and runs at equal places of vectors in all threads."""
     same = config.positions * config.taps.stride % config.vector == 0
     return config.dtype.itemsize == 2 and same and len(config.products) <= MOST_IN_PLACE
 

@@ -57,7 +57,7 @@ class Config:
 
     @cached_property
     def keeps_weights(self) -> bool:
-        """Whether a thread's phases repeat in every pass, and registers hold its weights."""
+        """Whether phases repeat in every pass, and registers hold the weights."""
         products = self.vector * self.in_per_group * self.taps.taps_per_row
         return self.period <= self.lanes and self.weights * self.words <= WEIGHT_WORDS and products <= PRODUCTS
 
@@ -100,7 +100,7 @@ class Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """The configuration: a warp a row if eight passes suffice."""
+    """A warp a row if eight passes suffice."""
     sizes = dtype, problem.taps, problem.in_channels_per_group, problem.out_channels_per_group
     whole = [Config(*sizes, lanes=threads, threads=threads) for threads in (256, 128, 64, 32)]
     narrow = Config(*sizes, lanes=32)

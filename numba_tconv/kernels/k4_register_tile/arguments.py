@@ -1,4 +1,4 @@
-"""The kernel's arguments, and tuples that its parts share. Offsets are in elements."""
+"""Arguments and shared tuples. Offsets are in elements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Grid(NamedTuple):
 class Block(NamedTuple):
     shared: object
     base: int  # address of ``shared``
-    offsets: object  # shared: where vectors of the window lie in x at channel 0; -1 outside the signal
+    offsets: object  # shared: the window's vectors in x at channel 0; -1 outside the signal
     start: object  # shared: the tile's sample and column
     first_column: int  # over all samples
     group_offset: int  # in x

@@ -93,7 +93,7 @@ def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Devi
 
 
 def clearly_better(problem: Problem, usual: Config, x_vector: int, device: Device, parts: Iterable[int]) -> Config:
-    """The fastest by ``few_cost`` if it is CLEARLY faster than ``usual``, else ``usual``."""
+    """The fastest by ``few_cost`` if CLEARLY faster than ``usual``, else ``usual``."""
     least, best, number = CLEARLY * few_cost(problem, usual, device), usual, usual.splits
     for splits in parts:
         part, second = split(problem, splits), second_stage_ms(problem, splits, 4)
@@ -164,7 +164,7 @@ def few_tiles(layer: Problem, x_vector: int, device: Device) -> tuple[Config, ..
 
 
 def with_stages(layer: Problem, device: Device, deepest: int, stages=(3, 2), **tile) -> Config | None:
-    """The tile with the first of ``stages`` that fits, or None."""
+    """The tile with the first of ``stages`` that fits."""
     for block_k in least_waste(layer, deepest):
         config = make(layer, torch.float32, block_k, **tile)
         short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer)
@@ -180,13 +180,13 @@ def blocks(problem: Problem, config: Config) -> int:
 
 
 def rounds(problem: Problem, config: Config, device: Device) -> tuple[int, int]:
-    """Full rounds, and the most blocks of a multiprocessor in the last."""
+    """Full rounds, and a multiprocessor's most blocks in the last."""
     full, last = divmod(blocks(problem, config), device.multiprocessors * config.min_blocks)
     return full, -(-last // device.multiprocessors)
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds with the second stage, without the launch."""
+    """Estimated milliseconds with the second stage, without launch."""
     c, part = config, split(problem, config.splits)
     stages = c.channel_chunks(part) * c.tap_chunks(part)
     copies = c.x_stage / c.x_vector + c.w_stage / c.vector

@@ -1,4 +1,4 @@
-"""The epilogue of k4 and of k5_dmma's ring: from shared memory to runs of outputs."""
+"""k4's and k5_dmma's epilogue: from shared memory to runs of outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tile import Config
 
 
 def make_store(config: Config):
-    """Build ``store``, by the block's first ``config.threads`` threads; outputs without a tap are the bias, or zero.
+    """Build ``store``, by the first ``config.threads`` threads; outputs without a tap are the bias, or zero.
 
     ``values``: a local array of ``y_vector`` elements."""
     threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.pitch

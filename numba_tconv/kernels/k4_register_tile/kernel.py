@@ -1,13 +1,11 @@
-"""k4: a matrix product from registers.
+"""k4: a matrix product from registers (kernels/README.md).
 
-    x, packed w --cp.async--> stages in shared memory --> registers --multiply-adds--> sums --> shared memory --> y
-
-* producer.py, pack.py: cp.async copies a stage during the products of the one before.
+* producer.py, pack.py: cp.async copies a stage during the last one's products.
 * mainloop.py: 16-byte shared loads; one window serves every tap of a row.
-* epilogue.py: interleaves the phases; consecutive threads write consecutive outputs.
+* epilogue.py: interleaves the phases.
 
-Long float32 sums are accumulated in blocks, to limit the rounding error. Where K is no multiple of the stride, a block
-may take rows of one phase, so that it multiplies only existing taps.
+Long float32 sums are accumulated in blocks, to limit rounding error. Where K is no multiple of the stride, a block
+may have one phase, and multiplies only existing taps.
 
 Measured (H200, kb64, float32): 8.37 ms, 4.0 times k3."""
 
@@ -120,7 +118,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         shared = cuda.shared.array(0, dtype=accumulator)
         offsets = cuda.shared.array(window_offsets, dtype=int64)
         start = cuda.shared.array(2, dtype=int64)
-        # Neighbouring blocks read the same inputs. Column tiles may need two axes.
+        # Neighbours read the same inputs. Column tiles may need two axes.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(grid.row_tiles))
         thread = int32(cuda.threadIdx.x)
         first_column = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n

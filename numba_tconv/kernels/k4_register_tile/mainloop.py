@@ -1,4 +1,4 @@
-"""The mainloop: a thread's operands in registers, and all products."""
+"""Products of a thread's operands in registers."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def make_multiply(config: Config) -> Multiply:
     def multiply_last(registers, stage, tails):
         load_weights(registers.weights, stage, whole_taps)
         for m in range(thread_m):
-            # A missing tap must not multiply: zero times NaN is NaN.
+            # Zero times NaN is NaN.
             if uniform or tails >> m & 1:
                 add_products(registers.sums, registers.weights, registers.window, m, halo - whole_taps * step)
 
     @device_function
     def multiply(registers, stage, tails):
-        """Rows of one phase test the last tap outside the loop, so that loads do not wait."""
+        """Rows of one phase test the last tap outside the loop: loads do not wait."""
         in_window, in_weights, c = stage.window, stage.weights, int32(0)
         if not ragged or (uniform and tails == 0):
             while c < block_k:

@@ -33,7 +33,7 @@ class Order:
     """What decides where a weight lies."""
 
     dtype: torch.dtype
-    rows: int  # of taps, also the step between a row's taps
+    rows: int  # of taps; step between a row's taps
     block_m: int
     block_k: int
     tap_chunk: int
@@ -83,7 +83,7 @@ def place_by_rows(order: Order):
 
 
 def place_by_fragments(order: Order, fragment):
-    """As ``place_by_rows``, in fragments: the first two registers of mma_a."""
+    """As ``place_by_rows``, in fragments: mma_a's first two registers."""
     tap_chunk, tiles = order.tap_chunk, order.block_m // 16
 
     def place(e):

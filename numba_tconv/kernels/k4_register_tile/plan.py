@@ -1,4 +1,4 @@
-"""The plan of a launch, for tensors laid out alike."""
+"""Plans launches for tensors laid out alike."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def plan_of(
     y_aligned: bool,
     device: Device,
 ) -> tuple[TilePacking, Prepared, SecondStage | None]:
-    """The packing, the launch, and split-K's second stage or None.
+    """The packing, the launch, split-K's second stage or None.
 
-    Without ``config`` one is chosen; it stores single elements unless y is aligned to 16 bytes (``y_aligned``)."""
+    Without ``config`` one is chosen; it stores single elements unless y is 16-byte aligned (``y_aligned``)."""
     given, config = config, config or choose(x, problem, device)
-    # k4 triggers no early launch: early blocks gather on few multiprocessors.
+    # No early launch: early blocks gather on few multiprocessors.
     second = second_stage(problem, x.dtype, config.splits, has_bias, device.launches_early)
     if second:
         has_bias, y_aligned = False, True
@@ -92,7 +92,7 @@ def config_for(x: Layout, problem: Problem, device: Device) -> Config:
 
 
 def vector_of(x: Layout) -> int:
-    """Elements of the largest vector (16 or 8 bytes) aligned in x (N, C_in, L), wholly in or outside it; or 1."""
+    """Elements of the largest vector (16 or 8 bytes) aligned in x (N, C_in, L), wholly inside or outside; or 1."""
     return next((v for v in (4, 2) if v * x.dtype.itemsize in (8, 16) and vectors_align(x, v)), 1)
 
 

@@ -1,4 +1,4 @@
-"""The producer of k4 and of k5_dmma's ring, by cp.async."""
+"""k4's and k5_dmma's producer, by cp.async."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Configurations.
 
 In every rung m counts rows (output channel, phase), n columns (positions of all samples end to end), k input channels.
-A block computes ``block_m x block_n`` sums from ``block_k`` channels a stage; a warp is ``lanes_m`` by ``32 / lanes_m``
-threads, a thread has ``thread_m x thread_n`` sums."""
+A block has ``block_m x block_n`` sums and ``block_k`` channels a stage; a warp ``lanes_m`` by ``32 / lanes_m`` threads,
+a thread ``thread_m x thread_n`` sums."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Config(WarpTile):
     min_blocks: int = 2  # the register budget
     partial: int = 0  # stages of a partial sum; 0: all
     x_vector: int = 1  # elements of a cp.async
-    apart: bool = False  # rows are in order of phase; a thread has one
+    apart: bool = False  # rows in order of phase; a thread has one
     y_vector: int = 1  # outputs of a store
     splits: int = 1
 
@@ -170,7 +170,7 @@ def tap_chunk(problem: Problem, sums: int, thread_n: int) -> int:
 def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
     """A configuration; ``tile``: fields of Config, ``tap_chunk`` by default the largest.
 
-    ``x_vector`` becomes 1 where a later window would begin inside a vector."""
+    ``x_vector`` becomes 1 where later windows begin inside a vector."""
     t = problem.taps
     chunk = tile.pop("tap_chunk", None) or tap_chunk(problem, tile["thread_m"] * tile["thread_n"], tile["thread_n"])
     ragged, one_phase = problem.kernel_size % t.rows != 0, tile.pop("one_phase", False)
@@ -196,7 +196,7 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
 
 
 def storing_vectors(config: Config, problem: Problem) -> Config:
-    """The same with stores of vectors, where y's rows and columns allow it."""
+    """The same with vector stores, where y's rows and columns allow."""
     if problem.stride > 1:
         return config
     first, columns = config.columns(problem)

@@ -21,7 +21,7 @@ from .mainloop import make_multiply
 from .tile import CHANNELS, Config, choose
 
 NAME = "k5_dmma"
-FEWEST_ROWS = 8  # with fewer, most of a product is zeros
+FEWEST_ROWS = 8  # below, products are mostly zeros
 
 
 def make_kernel(config: Config) -> Kernel:

@@ -1,6 +1,6 @@
-"""The mainloop: products of 16 rows, 8 columns and ``depth`` channels, in TF32's fragments.
+"""Products of 16 rows, 8 columns and ``depth`` channels, in TF32's fragments.
 
-A lane's two weights of four channels are 16 packed bytes. Inputs are read anew for each tap."""
+A lane's two weights of four channels are 16 packed bytes. Inputs are read for each tap."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
         producers (4 warps)                             consumers (``config.threads``)
 
 Two blocks share a multiprocessor: one multiplies while the other stores. The copy engine fetches weights and windows in
-one sample; others come by cp.async, with zeros outside the signal."""
+one sample; cp.async others, with zeros outside the signal."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def make_kernel(config: Config) -> Kernel:
                     )
                     last = tails if left <= int32(grid.channel_chunks) else int32(-1)
                     multiply(registers, Stage(shared, in_window, in_weights), last)
-                fence_async()  # before the copy engine overwrites the stage
+                fence_async()  # the copy engine writes here next
                 mbarrier_arrive(empty + 8 * slot)
                 left, slot = int32(left - 1), int32(slot + 1)
                 if slot == stages:

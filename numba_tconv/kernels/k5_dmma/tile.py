@@ -94,7 +94,7 @@ class Config(k4_config.Config):
 
 
 def tap_chunk(problem: Problem, products: int, block_n: int) -> int:
-    """The most taps that divide a row and widen the window by at most half the block."""
+    """The most taps that divide a row and widen windows by at most half a block."""
     t = problem.taps
     most = min(t.taps_per_row, max(1, MOST_PRODUCTS // products))
     fitting = (c for c in range(1, most + 1) if c == 1 or (c - 1) * t.step <= block_n // 2)
@@ -134,7 +134,7 @@ def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Conf
 
 
 def of_ring(problem: Problem, x_vector: int, device: Device) -> Config | None:
-    """The deepest ring that wastes the fewest channels, or None."""
+    """The deepest ring with fewest wasted channels."""
     channels, depth = problem.in_channels_per_group, RING.depth
     for block_k in sorted(range(depth, MOST_CHANNELS + 1, depth), key=lambda k: (-(-channels // k) * k, -k)):
         config = make(problem, block_k, RING, x_vector, ring=True)

@@ -1,4 +1,4 @@
-"""The kernels' arguments, and where a thread works."""
+"""Arguments, and where a thread works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a configuration: what fits in registers and shared memory."""
+"""Chooses a configuration that fits in registers and shared memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEAST_INTENSITY = 60
 
 
 def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tuple[int, int] | None:
-    """Channels and fragments of a tile with the fewest empty rows, or None.
+    """A tile's channels and fragments with fewest empty rows.
 
     ``most``: fragments, unless a channel needs more."""
 
@@ -49,7 +49,7 @@ def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tup
 
 
 def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
-    """Taps of a window: a whole row, or a chunk with few missing taps."""
+    """Taps of a window: a whole row, or a chunk with few missing."""
     t, vector = problem.taps, 16 // base.itemsize
     products = fragments * RUN * (2 * base.parts - 1)
 
@@ -75,7 +75,7 @@ def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
 def choose(
     problem: Problem, precision: str, device: Device = H200, aligned: bool = True, contiguous: bool = True
 ) -> Config | None:
-    """The configuration, or None; ``aligned``: x is copied by 16 bytes; ``contiguous``: its rows are."""
+    """The configuration; ``aligned``: x is copied by 16 bytes; ``contiguous``: its rows are."""
     base = make_tile(problem, precision)
     if base is None:
         return None
@@ -87,7 +87,7 @@ def choose(
 
 
 def _intensity(problem: Problem, tile: Tile) -> float:
-    """FLOPs a byte at a great length, since all lengths share a kernel."""
+    """FLOPs a byte at great length: all lengths share a kernel."""
     p = replace(problem, batch=1, length=ANY_LENGTH, output_padding=max(problem.output_padding, 0))
     return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
 
@@ -115,7 +115,7 @@ def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_ve
 
 def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
     config = _config(problem, base, FRAGMENTS[base.parts], MOST_FRAGMENTS[base.parts], x_vector)
-    # Empty slots leave split operands registers for half the sums.
+    # Empty slots leave registers for half the split sums.
     if base.parts == 2 and base.span > base.phases:
         config = replace(config, fragments=1)
     config = replace(config, tiles=max(1, FEWEST_WARPS // config.tile_warps))
@@ -170,7 +170,7 @@ def resident_blocks(problem: Problem, tile: Tile, device: Device) -> int:
 
 
 def _fills(problem: Problem, tile: Tile, device: Device) -> bool:
-    """Whether tiles keep the GPU busy with weights loaded once."""
+    """Whether tiles fill the GPU with weights loaded once."""
     along = resident_blocks(problem, tile, device)
     blocks = tile.row_tiles(problem) * problem.groups * along
     waves = -(-blocks // device.multiprocessors)
@@ -187,7 +187,7 @@ def _staged(config: Config, shared: int) -> Config:
 
 
 def config_of(problem: Problem, precision: str, here: Device, shape: tuple, strides: tuple, offset: int) -> Config:
-    """The configuration for an x laid out as in ``by_vectors``."""
+    """The configuration for x as in ``by_vectors``."""
     config = choose(problem, precision, here)
     if by_vectors(shape, strides, offset, config.tile):
         return config

@@ -1,4 +1,4 @@
-"""The epilogue: from sums through the staging buffer to y."""
+"""From sums through the staging buffer to y."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gaps_between(tile) -> bool:
 
 
 def _make_stage_sums(config: Config):
-    """Build the staging of a round, and whether the buffer must begin as zeros; ``row0``: the lane's first row."""
+    """Build a round's staging, and whether the buffer must begin as zeros; ``row0``: the lane's first row."""
     tile, fragments = config.tile, config.fragments
     phases, span, spread, pitch = tile.phases, tile.span, tile.spread, tile.pitch
     round_rows = tile.round_channels * phases
@@ -71,7 +71,7 @@ def output_of(y, weights, sizes, out_channels, alignment):
 
 
 def make_store_tile(config: Config):
-    """Build the store of a tile, and whether the staging buffer must begin as zeros.
+    """Build a tile's store, and whether the buffer must begin as zeros.
 
     A team meets at barrier ``team + 1``. ``at``: byte offset of the buffer. ``place``: without extent and head."""
     tile, warps = config.tile, config.tile_warps

@@ -1,15 +1,13 @@
-"""k5: tensor cores, one warp at a time.
+"""k5: tensor cores, one warp at a time (kernels/README.md).
 
-    x, packed w --cp.async--> ring of stages --window, fragments--> registers --mma.sync--> sums --staging--> y
+k4's matrix product by m16n8k8 or, in 16 bits, m16n8k16.
 
-k4's matrix product with mma.sync: m16n8k8 or, in 16 bits, m16n8k16.
-
-* producer.py: cp.async fills the ring, with zeros outside the signal. Rows of x may begin anywhere.
+* producer.py: fills the ring, with zeros outside the signal.
 * mainloop.py: a lane's window of eight columns serves all taps.
-* epilogue.py: a staging buffer, then a store of common/tensor_core.
+* epilogue.py: a staging buffer, then common/tensor_core's store.
 
-*Streamed* (here): weights come with every stage; one block stores while another multiplies. *Resident* (resident.py):
-the weights of a tile's rows stay in shared memory.
+*Streamed* (here): weights come with every stage; one block stores while another multiplies. *Resident* (resident.py): a
+tile's weights stay in shared memory.
 
 Measured (H200, kb64, tf32): 1.89 ms."""
 
@@ -62,7 +60,7 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def _make_multiply(config: Config):
-    """Build ``multiply``: adds a stage's products to ``acc``, returns the factor of the sums."""
+    """Build ``multiply``: adds a stage's products to ``acc``, returns the sums' factor."""
     chunks, stage_weights = config.chunks, config.tile.depth_weights
     chunk_bytes = config.tile.depth * config.pitch * config.tile.itemsize
     load_window, products = make_window(config), make_products(config)

@@ -117,7 +117,7 @@ def _make_load_vectors(config: Config, begin):
 
 
 def _make_load_elements(config: Config, begin):
-    """As ``_make_load_vectors``, for rows that begin within words: through registers, to where words would go."""
+    """As ``_make_load_vectors``, through registers, for rows that begin within words."""
     depth, pitch, width, itemsize = config.depth, config.pitch, config.width, config.tile.itemsize
     vector, lanes, rows_at_once = config.x_vector, config.row_lanes, config.rows_at_once
     half, rows_of_thread = make_half(), -(-depth // rows_at_once)

@@ -1,4 +1,4 @@
-"""The mainloop: a lane's window in registers, and its products."""
+"""A lane's window in registers, and its products."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_window(config: Config):
     """Build the load of a lane's window as operands: two rows of ``window`` registers, four of split operands.
 
     Register (h, q) holds column q of channel t + 4*h or, in 16 bits, of 2*t + 8*h and the next: register h of B for
-    column q - halo and tap 0. Split operands: fragments.split_channel. Returns the factor of the products."""
+    column q - halo and tap 0. Split operands: fragments.split_channel. Returns the products' factor."""
     tile, window, unused = config.tile, config.window, config.halo - config.tile.reach
     row, row_words = config.pitch * tile.itemsize, window // 2 + 1
     exact, split = tile.parts == 2, make_split(window, unused)

@@ -1,8 +1,8 @@
-"""The producer: copies of a stage's inputs and weights.
+"""Copies of a stage's inputs and weights.
 
-A copy is 16 bytes where all rows of x are so aligned, else a word. A window within one signal is copied in steps, any
-other by a table of sources. Where 16-bit rows begin within a word, copies take one word more, and
-mainloop.py shifts the columns."""
+A copy is 16 bytes where all rows of x are so aligned, else a word. A window within one signal is copied in steps,
+others by a table of sources. Where 16-bit rows begin within a word, copies take a word more; mainloop.py shifts
+columns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""k5 with resident weights: only x streams.
+"""Resident weights: only x streams.
 
-Each team has its own tiles and ring: one team's stores hide behind another's products."""
+Each team has own tiles and ring: one's stores hide behind another's products."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def make_kernel(config: Config) -> Kernel:
         scales = scales_of(weights.packed[uint64(weights.packed.shape[0] - 1)]) if exact else (int32(0), int32(0))
 
         column = lead - halo + me.first_column + run_of_column(me.lane >> 2, itemsize) * RUN
-        # Opaque: otherwise they are computed anew for each stage.
+        # Opaque: else recomputed for each stage.
         x_at = recomputed(int32(base + team_at + ((me.lane & 3) * pair * pitch + column) * itemsize))
         w_at = recomputed(int32(base + me.warp_row * (fragments * 512) + me.lane * 16))
         acc = cuda.local.array(sums, dtype=float32)

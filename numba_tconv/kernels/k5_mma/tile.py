@@ -1,4 +1,4 @@
-"""Configurations: two warps share a tile's columns, and rows are dealt out in fragments of 16."""
+"""Configurations: two warps share a tile's columns; rows come in fragments of 16."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba_tconv.kernels.common.tensor_core.tile import COLUMNS, Tile
 WARP_COLUMNS = 64
 RUN = 8  # columns of a lane
 COLUMN_WARPS = COLUMNS // WARP_COLUMNS
-# Besides sums and windows; by operand halves, estimated.
+# Besides sums and windows, by operand halves.
 OTHER_REGISTERS = {1: 32, 2: 52}
 MOST_STORES = 16  # unrolled
 
@@ -100,14 +100,14 @@ class Config:
 
     @property
     def by_rows(self) -> bool:
-        """Whether store_rows.py stores tiles."""
+        """Stored by store_rows.py."""
         tile = self.tile
         fill = ROUND_ROWS % self.tile_warps == 0 and tile.staging >= ROUND_ROWS * tile.pitch
         return fill and tile.whole and tile.span == 1 and tile.itemsize == 4
 
     @property
     def round_bytes(self) -> int:
-        """Bytes of eight rows, and of reads beyond."""
+        """Bytes of eight rows, and reads beyond."""
         return ROUND_ROWS * self.tile.pitch * 4 + 16
 
     @property

@@ -34,7 +34,7 @@ class Fetch(NamedTuple):
     """How windows are fetched: 0 or 1 each."""
 
     boxed: int  # where one sample owns the window
-    aligned: int  # windows begin at multiples of 16 bytes
+    aligned: int  # windows are 16-byte aligned
     whole_tiles: int  # samples share no tile
     in_vectors: int  # rows begin and end at them
 
@@ -55,7 +55,7 @@ class Input(NamedTuple):
     address: int
     stride_n: int  # strides in elements
     stride_c: int
-    early: int  # elements from a multiple of 16 bytes
+    early: int  # elements past a 16-byte boundary
     window: Window
     fetch: Fetch
     samples: Samples
@@ -96,7 +96,7 @@ class Grid(NamedTuple):
     group_tiles: int  # row tiles a group
     row_tiles: int
     column_tiles: int
-    band: int  # column tiles, or pairs, that blocks share
+    band: int  # column tiles (pairs) that blocks share
 
 
 def signature_of(config: Config) -> tuple:
@@ -139,9 +139,9 @@ class Rows(NamedTuple):
 class View(NamedTuple):
     """How a lane reads its windows."""
 
-    address: int  # in the first stage
+    address: int  # in stage 0
     rounded: bool  # by the copy engine
-    some_outside: bool  # whether any lane of the warp has an ``outside``
+    some_outside: bool  # for any lane of the warp
     outside: int  # operands.make_beyond
     together: int  # elements a load
 
@@ -153,7 +153,7 @@ class Lane(NamedTuple):
     odd_step: int  # bytes to the next channel
     slot: int  # bytes of a stage
     descriptor: int  # lower half, of weights
-    scales: tuple  # split_operand.scales_of; split ahead: the address of inverse scales
+    scales: tuple  # split_operand.scales_of; split ahead: address of inverse scales
 
 
 class Chunk(NamedTuple):

@@ -1,9 +1,9 @@
-"""Boxes of x: the copy engine fetches a window in one box, however the rows of x are aligned.
+"""Boxes of x: the copy engine fetches a window in one box, however x's rows are aligned.
 
-A tensor map needs multiples of 16 bytes. Every ``alike``-th row of x (a power of two) has the same alignment. So one
-dimension of the map is every ``alike``-th row; another is the rows between, with the stride of x less ``shear``
-elements. Channel c then begins ``shear`` * (c % alike) elements into its row of the box. Outside the signal consumers
-put zeros, or the copy engine where windows are ``aligned``."""
+A tensor map needs multiples of 16 bytes. Every ``alike``-th row of x (a power of two) is aligned alike. One map
+dimension is these rows; another is the rows between, with x's stride less ``shear`` elements. Channel c begins
+``shear`` * (c % alike) elements into its box row. Outside the signal consumers put zeros, or the copy engine where
+windows are ``aligned``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SPARE = 32  # most elements added against bank conflicts
 class Rows:
     """The alignment of an input's rows."""
 
-    alike: int = 1  # rows on to the next of the same alignment
-    shear: int = 0  # elements, modulo 16 bytes, between starts of rows
-    aligned: bool = True  # windows begin at multiples of 16 bytes
+    alike: int = 1  # rows to the next of the same alignment
+    shear: int = 0  # elements between rows' starts, modulo 16 bytes
+    aligned: bool = True  # windows are 16-byte aligned
 
 
 @lru_cache(maxsize=1024)
@@ -48,14 +48,14 @@ def geometry(config: Config, rows: Rows | None) -> Window:
 def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: int) -> Rows | None:
     """The alignment of an input (N, C_in, L), or None if no tensor map describes it.
 
-    ``strides``: in elements. ``offset``: bytes from a multiple of 16 to the input."""
+    ``strides``: in elements. ``offset``: bytes past a 16-byte boundary."""
     tile, in_part = config.tile, shape[1] // (groups * config.splits)
     vector = ALIGNMENT // tile.itemsize
     if groups > 1 and in_part % config.depth:
         return None  # a stage must not read the next group
     alike = rows_alike(shape, strides, tile.itemsize)
     if not alike or in_part % alike:
-        return None  # a box would reach beyond the last channel, or span split-K parts
+        return None  # a box would pass the last channel, or span split-K parts
     aligned = alike == 1 and not offset and tile.chunk_shift % vector == 0
     rows = Rows(alike, strides[1] % vector if alike > 1 else 0, aligned)
     overlapping = alike > 1 and rows.shear == strides[1]
@@ -94,7 +94,7 @@ def wavefronts(config: Config, rows: Rows, pitch: int) -> int:
 
 
 def template_map(shape: tuple, strides: tuple, offset: int, config: Config, rows: Rows) -> tuple[int, ...]:
-    """An input's tensor map as 64-bit words, without the address."""
+    """An input's tensor map as 64-bit words, without address."""
     (batch, channels, length), itemsize = shape, config.tile.itemsize
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
     return encode(

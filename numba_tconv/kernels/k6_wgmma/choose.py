@@ -1,7 +1,6 @@
-"""Choice of a configuration by a cost model, fitted to measurements.
+"""Chooses by a cost model, fitted to measurements.
 
-A stage lasts as long as its products plus its copies. Stores hide behind products unless both warpgroups store
-together."""
+A stage lasts as long as its products and copies together. Stores hide behind products unless both warpgroups store."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ ENDS = 667  # bytes of a run's unaligned ends, times an element's bytes
 PRODUCT = 0.155  # a row of a 64-column product
 SPLIT = 2.5  # factor of split products
 WINDOW_ROW, WINDOW_BYTE = 6.2, 0.03  # the copy engine's, a row and a byte
-# Slowdown by the missing share of the ring: cooperative, ping-pong.
+# Slowdown by the ring's missing share: cooperative, ping-pong.
 SHALLOW, SHALLOW_IN_TURN = 1.6, 2.75
 ALONE = 641  # a stage, beside a store
 BULK, BULK_ROW = 50, 18.7  # a tile, a row
-BULK_BYTE = 0.0348  # a byte of a round that leaves before the next
+BULK_BYTE = 0.0348  # a byte that leaves before the next round
 # A row by store_runs.py, its factor in 16 bits; a row by rows.py; the factor with a shared buffer.
 RUNS_ROW, HALVES, ROUNDS_ROW, IN_TURN = 81.8, 1.162, 48.7, 0.654
 # A part of the phases: a tile's and a row's stores, a stage, SHALLOW.
@@ -51,13 +50,13 @@ def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int
     tile, blocks = config.tile, grid_of(config, row_tiles, column_tiles, multiprocessors)
     if config.resident:
         return blocks, 1
-    # Concurrent blocks read as many bytes of x as of weights.
+    # Concurrent blocks read equal bytes of x and weights.
     band = round(math.sqrt(multiprocessors * tile.rows * tile.tap_chunk / (CONSUMERS * tile.advance)))
     return blocks, max(1, min(band, -(-column_tiles // config.regions)))
 
 
 def turns_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
-    """Tiles, or pairs, of the busiest multiprocessor."""
+    """The busiest multiprocessor's tiles, or pairs."""
     blocks = grid_of(config, row_tiles, column_tiles, multiprocessors)
     waves = -(-blocks // multiprocessors)
     return waves * -(-(-(-column_tiles // config.regions) * row_tiles) // blocks)
@@ -128,13 +127,13 @@ def split_configs(problem: Problem, precision: str, share: float = 0.0) -> list[
 
 @lru_cache(maxsize=1024)
 def choose_whole(problem: Problem, precision: str) -> Config | None:
-    """The cheapest configuration without split-K, or None."""
+    """The cheapest configuration without split-K."""
     return min(configs(problem, precision), key=lambda config: cost(problem, config, H200), default=None)
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, precision: str) -> Config | None:
-    """The cheapest configuration on ``H200``, or None."""
+    """The cheapest configuration on ``H200``."""
     whole = choose_whole(problem, precision)
     if whole is None or (filled := share(problem, whole, H200)) >= 1:
         return whole

@@ -1,8 +1,8 @@
-"""How k6 takes its input: as it lies, or copied.
+"""How k6 takes its input: in place, or copied.
 
 * In aligned rows, where no tensor map describes x (boxes.py).
-* Joined, for short samples in parts of the phases (epilogue/part.py): a channel's samples lie end to end, with zeros
-  between, so every window is one box and few columns are wasted."""
+* Joined, for short samples in parts of the phases (epilogue/part.py): a channel's samples lie end to end with zeros
+  between. Every window is one box, and few columns are wasted."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ class Input:
 
 
 def join(x: torch.Tensor, first: int, columns: int) -> torch.Tensor:
-    """The samples of ``x`` (N, C, L) as (1, C, N*columns): element i of sample n at ``n*columns + i - first``, else
-    0."""
+    """``x`` (N, C, L) as (1, C, N*columns): element i of sample n at ``n*columns + i - first``, else 0."""
     batch, channels, _ = x.shape
     return copied(x.transpose(0, 1), columns, first).view(1, channels, batch * columns)
 

@@ -3,12 +3,12 @@
     x, w --TMA--> ring of stages in shared memory --window--> registers --wgmma--> sums --staging--> y
           producers (4 warps)                      consumers (2 x 128 threads)
 
-* schedule.py, producer.py, boxes.py: fill the ring, a window in one box or, where samples share it, row by row.
+* schedule.py, producer.py, boxes.py: fill the ring, by boxes or, where samples share a window, by rows.
 * operands.py, mainloop.py: a lane's window of four columns serves all taps.
-* epilogue/: stages sums and writes aligned runs; parts of a long stride's phases go straight to memory.
+* epilogue/: stages sums and writes aligned runs.
 * input.py copies what no tensor map describes. tail.py computes a lone last column.
 
-*Ping-pong* (resident weights): the warpgroups take alternate tiles. *Cooperative* (streamed weights or tf32x3): they
+*Ping-pong* (resident weights): warpgroups take alternate tiles. *Cooperative* (streamed weights or tf32x3): they
 take neighbouring tiles from the same stages.
 
 Measured (H200, kb64, tf32): 1.28 ms, 1.5 times k5."""
@@ -126,11 +126,11 @@ def make_kernel(config: Config) -> Kernel:
     turns, _ = make_locate(config)
     turns_on = 1 if paired else CONSUMERS
     first_tile, tile_after = make_follow(config, turns_on)
-    # Locating the next tile before the store pays only with one phase.
+    # Locating the next tile early pays only with one phase.
     keeps_rows, looks_ahead = resident and not exact, not exact and phases == 1
     epilogue = make_epilogue(config)
     aim_tile, store_tile, finish = epilogue.aim, epilogue.store, epilogue.finish
-    # A warp's runs leave during three quarters of the next tile.
+    # Runs leave during three quarters of the next tile.
     steps_for_runs = 4 * unroll * -(-channels // 4)
     extra_of, slab, (run_loads, run_channels) = make_extra_of(config), slab_of(config), runs_of(config)
     rows_of = _make_rows_of(config)
@@ -196,7 +196,7 @@ def make_kernel(config: Config) -> Kernel:
         else:
             grow()
             griddepcontrol_wait()
-            griddepcontrol_launch_dependents()  # after the wait: it may read packed weights at once
+            griddepcontrol_launch_dependents()  # after the wait: it may read packed weights
             group_warp, crew = int32(warp & 3), int32(warp >> 2)
             other = int32(1 - crew)
             acc = cuda.local.array(all_sums, dtype=float32)
@@ -221,7 +221,7 @@ def make_kernel(config: Config) -> Kernel:
             if paired:
                 x_at = int32(x_at + crew * window.region)
             weights_at = int32(0 if resident else ring_at + regions * window.region)
-            # Opaque: otherwise it is computed anew for each stage.
+            # Opaque: else recomputed for each stage.
             descriptor0 = recomputed(int32(descriptor_of(base + weights_at, rows * 16, 0)))
             staging, extras = int32(staging_at + crew * own_staging), int32(extras_at + crew * own_extras)
             if resident:

@@ -1,4 +1,4 @@
-"""The mainloop: a warpgroup's products of a tile."""
+"""A warpgroup's products of a tile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRIDE = 128  # bytes between the weights' core matrices along n
 
 
 def _first_column(config: Config) -> int:
-    """Columns before this one are loaded after the first products, to save registers."""
+    """Earlier columns are loaded after the first products, to save registers."""
     tile = config.tile
     tap_groups = -(-tile.tap_chunk // MOST_SPLIT_TAPS)
     if not config.split_ahead or tap_groups == 1 or tile.several_chunks:
@@ -37,8 +37,8 @@ def _first_column(config: Config) -> int:
 def _make_multiply(config: Config):
     """Build the products of a depth.
 
-    Tensor cores truncate sums. In tf32x3, ``acc`` sums at most MOST_SPLIT_TAPS taps, smallest products first, and CUDA
-    cores add it to ``total``."""
+    Tensor cores truncate. In tf32x3, ``acc`` sums at most MOST_SPLIT_TAPS taps, smallest products first; CUDA cores add
+    it to ``total``."""
     tile = config.tile
     rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.operand_size
@@ -52,7 +52,7 @@ def _make_multiply(config: Config):
     def multiply_tap(acc, v, at, b, block, part, descriptor, add):
         """Issue tap ``b``'s products for a block of columns.
 
-        ``at``: the depth's first register in ``v``. ``part``: of three split products. ``descriptor``: lower half."""
+        ``at``: the depth's first register. ``part``: of three split products. ``descriptor``: lower half."""
         x_part = 1 if parts == 2 and part == 0 else 0
         w_part = 1 if parts == 2 and part == 1 else 0
         q = at + 2 * x_part * window + halo - b * step + 2 * block
@@ -96,7 +96,7 @@ def _make_multiply(config: Config):
                     multiply_taps(sums, v, at, descriptor, b, 2, inverse, offset, view, lane)
                 elif b < taps:
                     multiply_taps(sums, v, at, descriptor, b, 1, inverse, offset, view, lane)
-        else:  # the first group apart: else LLVM keeps the loop, and v in memory
+        else:  # the first apart: else LLVM keeps the loop, and v in memory
             multiply_taps(sums, v, at, descriptor, 0, chunk // tap_groups, inverse, offset, view, lane)
             for group in range(1, tap_groups):
                 first = group * chunk // tap_groups
@@ -109,8 +109,8 @@ def _make_multiply(config: Config):
 def make_mainloop(config: Config):
     """Build ``mainloop``: for each stage of a tap chunk, wait, load the window, multiply, release the slot.
 
-    With resident weights a slot is released once its products are issued: the window is in registers. Streamed weights
-    are read by the products, so their slot is released after them. Every thread arrives, for racecheck."""
+    With resident weights a slot is released once its products are issued: the window is in registers. Products read
+    streamed weights, so their slot is released after them. Every thread arrives, for racecheck."""
     tile, resident, unroll, ping_pong = config.tile, config.resident, config.unroll, not config.paired
     single = config.depths == 1
     load_window, multiply_depth = make_window(config, _first_column(config)), _make_multiply(config)

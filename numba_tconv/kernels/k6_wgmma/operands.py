@@ -26,7 +26,7 @@ def lane_rows_of(tile: Tile) -> int:
 
 
 def make_beyond(config: Config):
-    """Build ``beyond``: columns of a window before its row, plus 256 times those behind; ``element``: its first."""
+    """Build ``beyond``: a window's columns before its row, plus 256 times those behind; ``element``: its first."""
     window = 4 + config.tile.halo
 
     @device_function
@@ -46,8 +46,8 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
     t + 8 and t + 12; split ahead, hi and lo of the first two, then of the others. Only then may ``first`` and ``end``,
     multiples of four, limit the columns.
 
-    ``offset``: bytes from the first stage, a multiple of 16. View.together is 4, 2 or 1, or ALIGNED: rounded rows that
-    begin at multiples of 16 bytes. Returns the factor of the products; 1 unless the lane splits."""
+    ``offset``: bytes from the first stage, a multiple of 16. View.together is 4, 2 or 1, or ALIGNED: rounded, 16-byte
+    aligned rows. Returns the products' factor; 1 unless the lane splits."""
     if config.tile.itemsize == 2:
         return _make_halves(config)
     return _make_singles(config, first, 4 + config.tile.halo if end is None else end)
@@ -60,7 +60,7 @@ def _make_clear(config: Config):
     @device_function
     def clear(v, at, view):
         if view.some_outside:  # uniform in the warp
-            beyond = recomputed(view.outside)  # saves registers
+            beyond = recomputed(view.outside)
             before, end = int32(beyond & 255), int32(window - (beyond >> 8))
             for h in range(lane_rows):
                 for q in range(unused, window):
@@ -69,7 +69,7 @@ def _make_clear(config: Config):
     return clear
 
 
-# ``syncwarp`` keeps branches from becoming predicated loads. The slowest way is tested first, as tests cost clocks.
+# ``syncwarp`` keeps branches from becoming predicated loads. The slowest way is tested first: tests cost clocks.
 
 
 def _make_singles(config: Config, first: int, end: int):
@@ -152,7 +152,7 @@ def _make_halves(config: Config):
 
     @device_function
     def words_within_one(v, at, x_at, offset, h_step, odd_step):
-        """Where one of two channels begins within a word."""
+        """One of two channels begins within a word."""
         even_within = x_at & 2
         whole_at = int32(int32(x_at + odd_step if even_within else x_at) + offset)
         parted_at = int32(int32((x_at if even_within else x_at + odd_step) & -4) + offset)
@@ -206,7 +206,7 @@ def _make_halves(config: Config):
 def make_view(config: Config):
     """Build ``view_of``: a lane's View, for the tile at sample ``n`` and column ``j``.
 
-    ``column``: where the lane's window begins in the tile; ``x_at``: its address if windows are aligned."""
+    ``column``: the lane's window in the tile; ``x_at``: its address if windows are aligned."""
     tile = config.tile
     itemsize, vector, lead, halo = tile.itemsize, 16 // tile.itemsize, tile.lead, tile.halo
     shift, before = tile.chunk_shift, tile.overlap + lead
@@ -220,7 +220,7 @@ def make_view(config: Config):
         rounded, some, beyond, together = False, False, int32(0), int32(4)
         if some_rounded or not aligned:
             if not aligned:
-                # The same in every sample, whose columns are a multiple of eight.
+                # Samples' columns are multiples of eight.
                 begin = int32(int32(x.early + samples.first_column + j) - int32(before + chunk * shift))
                 x_at = int32(x_at + (begin & (vector - 1)) * itemsize)
                 begins = int32(begin | int32(x.stride_c))

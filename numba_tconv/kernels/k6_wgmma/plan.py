@@ -1,4 +1,4 @@
-"""The plan of a launch, for tensors laid out alike."""
+"""Plans launches for tensors laid out alike."""
 
 from __future__ import annotations
 

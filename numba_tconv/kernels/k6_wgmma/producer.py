@@ -1,4 +1,4 @@
-"""The producer warps fill the ring: a window as a box (boxes.py) or, where samples share it, row by row."""
+"""Producer warps fill the ring: a window by a box (boxes.py) or, where samples share it, by rows."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def make_window_start(config: Config, integer=int64):
     """Build ``window_start``; for boxes, int32 suffices."""
     tile, width = config.tile, config.width
     shift, before = tile.chunk_shift, tile.overlap + tile.lead
-    unused = tile.lead - tile.reach  # columns that no tap reaches
+    unused = tile.lead - tile.reach  # no tap reaches them
 
     @device_function
     def window_start(n, j, chunk, boxed, apart, length, columns, first):
-        """The sample and element where a window begins, and whether it is a box: used columns lie in one sample.
+        """A window's first sample and element, and whether it is a box: used columns lie in one sample.
 
         ``n``, ``j``: of the tile. ``apart``: Fetch.whole_tiles."""
         length, columns, first = integer(length), integer(columns), integer(first)
@@ -56,7 +56,7 @@ def make_window_start(config: Config, integer=int64):
     return window_start
 
 
-TOGETHER = 2  # 16-bit elements loaded before any is stored; more would spill
+TOGETHER = 2  # 16-bit elements in flight; more would spill
 
 
 class Piece(NamedTuple):
@@ -84,7 +84,7 @@ def make_fill(config: Config):
 
     @device_function
     def fill_in_vectors(x, origin, address, lane, barrier):
-        """Copies rows that begin and end at multiples of 16 bytes."""
+        """Copies rows whose ends are 16-byte aligned."""
         window, samples = x.window, x.samples
         e = recomputed(lane)  # saves registers
         while e < all_vectors:

@@ -1,4 +1,4 @@
-"""The tile scheduler: concurrent blocks share inputs and weights in L2."""
+"""Tile scheduler: concurrent blocks share inputs and weights in L2."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Split operands (tf32x3): producer warps replace a stage's float32 by fp16 halves, in place.
 
-With many taps (Config.split_ahead) that saves work and registers; with few, lanes split what they read (operands.py).
-Channels t and t + 4 share a word: hi in row t, lo in row t + 4."""
+With many taps (Config.split_ahead) it saves work and registers; with few, lanes split (operands.py). Channels t and t +
+4 share a word: hi in row t, lo in row t + 4."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ STEP = LANES * BYTES
 
 
 def row_of(lane):
-    """A lane's channel; eight lanes read from all banks (Config.pitch)."""
+    """A lane's channel; eight lanes read all banks (Config.pitch)."""
     return (lane >> 2 & 1) * 2 + (lane >> 3 & 1) + (lane >> 4) * 8
 
 
 def make_split_window():
-    """Build ``split_window``: a warp splits a window, returns the factor of the products.
+    """Build ``split_window``: a warp splits a window, returns the products' factor.
 
     Elements before ``first`` and from ``last`` on (in a row without shear) become zeros. ``scales``: of the weights."""
     load, own_row = ld_shared(VECTOR, float32), device_function(row_of)

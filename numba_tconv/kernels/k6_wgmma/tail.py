@@ -1,7 +1,7 @@
-"""Every sample's last column on CUDA cores, where it alone would take k6 one more tile.
+"""Every sample's last column on CUDA cores, where it alone would take another tile.
 
-A thread takes a row of a tile and a share of its weights. Partial sums are added in a fixed order. Early blocks gather
-on few multiprocessors, so long sums do not begin early."""
+A thread has a row of a tile and a share of its weights. Partial sums are added in a fixed order. Early blocks gather on
+few multiprocessors: long sums do not begin early."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Pieces(NamedTuple):
     first: int  # stage and tap, as a number of taps
     row: int
     piece: int
-    parts: int  # from one piece to the thread's next
+    parts: int  # to the thread's next piece
 
 
 class Products(NamedTuple):
@@ -212,7 +212,7 @@ def make_kernel(tile: Tile) -> Kernel:
 def prepare(
     problem: Problem, config: Config, x_shape: tuple, x_strides: tuple, dtype: torch.dtype, stages: int, has_bias: bool
 ) -> Prepared:
-    """The launch: takes x, packed weights, the bias (else any tensor of ``dtype``) and y.
+    """The launch of x, packed weights, bias (else any tensor of ``dtype``) and y.
 
     ``x_strides``: in elements; positions are contiguous. ``stages``: of a row tile."""
     p, tile, column = problem, config.tile, tail_column(problem, config)

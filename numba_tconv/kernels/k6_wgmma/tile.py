@@ -25,7 +25,7 @@ FEWEST_STAGES = 4
 ROW_CHOICES = 128, 96, 80, 64  # most rows of a tile
 # Padding may multiply a sample's columns by this, so that samples share no window (filled by vectors; by elements).
 MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
-# With fewer stages, a deeper ring beats a second staging buffer.
+# Below, a deeper ring beats a second staging buffer.
 SHALLOW_RING = 7
 FEWEST_TAPS_AHEAD, WIDEST_SPLIT_AHEAD = 4, 16  # taps; columns
 LARGEST_STAGING = 24 * 1024  # bytes of a buffer, if rounds can be smaller
@@ -40,9 +40,9 @@ class Config:
     weights: int  # bytes, if resident
     stages: int
     unroll: int  # depths in registers
-    # For staging: 2 (one a warpgroup), 1 (shared by turns), 0 (epilogue/part.py); in bulk, a warpgroup's.
+    # Staging: 2 (one a warpgroup), 1 (shared by turns), 0 (epilogue/part.py); in bulk, a warpgroup's.
     buffers: int
-    bulk_channels: int = 0  # handed to the copy engine together, or 0
+    bulk_channels: int = 0  # a bulk copy's, or 0
     round_buffers: int = 1  # of a staging buffer (epilogue/rows.py)
     joined: bool = False  # samples lie end to end (input.py)
     depths: int = 1  # of a stage: 1 or ``unroll``
@@ -122,7 +122,7 @@ class Config:
 
     @property
     def spreads(self) -> bool:
-        """Runs leave one after another during the next tile."""
+        """Runs leave during the next tile."""
         return self.paired and 0 < self.bulk_channels == self.tile.channels and not self.by_lanes
 
     @property
@@ -136,7 +136,7 @@ class Config:
 
     @property
     def own_staging(self) -> int:
-        """Bytes between the warpgroups' stagings, or 0; any tile must fit."""
+        """Bytes between warpgroups' stagings, or 0; any tile must fit."""
         if self.bulk_channels:
             return max(self.buffers * self.buffer_bytes, self.tile.staging * 4)
         return self.staging_buffer if self.buffers > 1 else 0
@@ -148,7 +148,7 @@ class Config:
 
     @property
     def round_bytes(self) -> int:
-        """Bytes of a round, and of reads beyond."""
+        """Bytes of a round, and reads beyond."""
         return self.tile.staging * 4 + 16
 
     @property
@@ -240,7 +240,7 @@ def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
 
 
 def column_tiles(problem: Problem, config: Config) -> int:
-    """Tiles along the columns, without the last sample's padding."""
+    """Tiles of columns, without the last sample's padding."""
     columns, needed = sample_columns(problem, config)[1], config.tile.columns(problem)[1]
     return config.tile.tiles_along((problem.batch - 1) * columns + min(columns, needed))
 
@@ -251,7 +251,7 @@ def channel_chunks(problem: Problem, config: Config) -> int:
 
 
 def configs(problem: Problem, precision: str, wide_outputs: bool = False, splits: int = 1) -> tuple[Config, ...]:
-    """A problem's configurations, whatever batch and length; weights are resident if they fit.
+    """Configurations for any batch and length; weights are resident if they fit.
 
     ``wide_outputs``: float32. ``splits``: parts of ``problem`` (split_sums.split)."""
     any_length = replace(problem, batch=1, length=ANY_LENGTH, output_padding=max(problem.output_padding, 0))
@@ -289,7 +289,7 @@ def deepest(config: Config) -> Config | None:
 
 
 def with_deep_stages(problem: Problem, config: Config) -> Config:
-    """Gives stages ``unroll`` depths, if the ring is deepest and no stage spans groups: fewer copies and waits."""
+    """Stages of ``unroll`` depths, for fewer copies, if the ring is deepest and no stage spans groups."""
     unroll, own = config.unroll, problem.in_channels_per_group
     of_one_group = problem.groups == 1 or own % (unroll * config.tile.depth) == 0
     if config.stages < MOST_STAGES or not of_one_group:
@@ -298,7 +298,7 @@ def with_deep_stages(problem: Problem, config: Config) -> Config:
 
 
 def stagings(config: Config) -> Iterator[Config]:
-    """Ways to stage outputs: in bulk, for the warps' stores, or not (parts of the phases); runs aligned or not."""
+    """Ways to stage: in bulk, for warps' stores, or not (parts of the phases); runs aligned or not."""
     tile = config.tile
     if tile.part:
         yield from (replace(config, buffers=0, joined=joined) for joined in (False, True))
@@ -319,7 +319,7 @@ def stagings(config: Config) -> Iterator[Config]:
 
 
 def _runs(config: Config, buffers: int) -> Config:
-    """The largest rounds that keep runs in registers, else the smallest; two buffers if the ring stays as deep."""
+    """The largest rounds with runs in registers, else the smallest; two buffers if the ring stays as deep."""
     for channels in round_sizes(config.tile):
         staged = replace(config.tile, round_channels=channels)
         if staged.staging * 4 <= LARGEST_STAGING and keeps_runs(staged, STORE_WARPS):

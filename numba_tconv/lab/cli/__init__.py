@@ -1,1 +1,1 @@
-"""``python -m numba_tconv``."""
+"""Commands."""

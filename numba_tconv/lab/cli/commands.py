@@ -101,7 +101,7 @@ def record(chosen: list[Workload], arguments) -> int:
 
 
 def record_one(workload: Workload, rungs: list[str], arguments, wrong: list[str]) -> list[rows.Row]:
-    """Add the rows to --out and print them; append errors to ``wrong``."""
+    """Add rows to --out and print them; append errors to ``wrong``."""
     arithmetic = bench.DTYPES[arguments.dtype], named_precision(arguments)
     how = dict(weights=arguments.weights, repeats=arguments.repeats, budget_s=arguments.budget)
     try:
@@ -117,7 +117,7 @@ def record_one(workload: Workload, rungs: list[str], arguments, wrong: list[str]
 
 
 def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, direction: str, workloads: int):
-    """``rungs_for``; among several ``workloads`` it skips a named rung that cannot do one."""
+    """``rungs_for``; among several ``workloads`` it skips named rungs that cannot do one."""
     if workloads == 1:
         return named.rungs_for(names, problem, dtype, precision, direction=direction)
     chosen, left_out = [], []

@@ -102,7 +102,7 @@ def _function(name: str):
     try:
         found = importlib.import_module(module)
     except (ModuleNotFoundError, ValueError, TypeError) as error:
-        # Keep the traceback of a missing import inside the module.
+        # Keep tracebacks of the module's own missing imports.
         if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
             raise
         raise Mistake(f"there is no {name}: {error}") from error

@@ -1,4 +1,4 @@
-"""``demo``: check, compile and time what the machine allows; show recorded results."""
+"""``demo``: check, compile, time what the machine allows; show recorded results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_demo(arguments) -> int:
 
         figures.draw_all(beside, figure.parent, fresh)
     else:
-        simulator = start_simulator()  # runs beside the compiler
+        simulator = start_simulator()
         line = compiled()
         code = checked_in_simulator(simulator)
         print(line)

@@ -23,9 +23,9 @@ def calls(
     device: Device,
     direction: str = FORWARD,
 ) -> list[Call]:
-    """Calls of each problem, dtype and precision by the rungs that ``names`` stand for.
+    """Calls of each problem, dtype and precision by the rungs of ``names``.
 
-    Rungs that cannot do a problem are skipped. Raises ValueError as ``rungs_for``.
+    Skips rungs that cannot do a problem. Raises ValueError as ``rungs_for``.
     """
     found = []
     for problem in problems:

@@ -75,10 +75,10 @@ def compile_ahead_of(problems: list[Problem], names: list[str], arithmetic: tupl
 
 
 def record_curve(curve: list[Workload], plans: list[tuple], arguments) -> list[str]:
-    """Record a layer's curve, shortest length first; returns what was wrong.
+    """Record a layer's curve, shortest first; returns what was wrong.
 
-    Contestants that would exceed the budget sit out, and all but ``auto`` where memory is short. A length without
-    contestants ends the curve.
+    Contestants beyond the budget sit out, and all but ``auto`` where memory is short. A length without contestants ends
+    the curve.
     """
     wrong, before = [], {}
     for line in dict.fromkeys(line for _, left_out in plans for line in left_out[:1]):
@@ -93,7 +93,7 @@ def record_curve(curve: list[Workload], plans: list[tuple], arguments) -> list[s
             try:
                 measured = some and commands.record_one(workload, list(some), arguments, wrong)
             except torch.OutOfMemoryError:
-                measured = None  # the traceback has kept tensors until now
+                measured = None  # the traceback kept tensors
             except RuntimeError as error:
                 if TORCHS_LIMIT not in str(error):
                     raise

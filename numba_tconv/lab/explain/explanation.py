@@ -39,8 +39,8 @@ class Explanation:
     """How a problem is computed; ``str`` gives text, Jupyter a picture.
 
     ``candidates``: all rungs in the ladder's order. Times are in ms. A roofline share is the H200's floor / time.
-    ``has_rows``: the directory of rows exists. ``assumed``: no GPU is here. ``apart``: positions from one signal's
-    start to the next one's, where the batch is joined to one signal.
+    ``has_rows``: the directory of rows exists. ``assumed``: no GPU is here. ``apart``: positions between starts of
+    signals, where the batch is joined to one.
     """
 
     problem: Problem
@@ -98,7 +98,7 @@ class Explanation:
 
     @property
     def recorded_roofline(self) -> float | None:
-        """Roofline share of ``recorded_ms``, by its run's copy bandwidth."""
+        """Roofline share of ``recorded_ms``, by its run's bandwidth."""
         return self.taken and self.taken.recorded and self.taken.recorded.roofline
 
     def __str__(self) -> str:

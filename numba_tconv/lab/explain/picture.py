@@ -16,7 +16,7 @@ OTHER = "#f4f4f4"  # phase not shown
 
 
 def picture(problem: Problem) -> str:
-    """Each phase's taps below the inputs that they read for column j; then the first outputs."""
+    """Each phase's taps below the inputs they read for column j; then the first outputs."""
     taps, outputs = problem.taps, range(min(problem.out_length, MOST_OUTPUTS))
     phases = range(min(taps.stride, MOST_PHASES))
     deepest = max(taps.shift(k) for k in range(taps.kernel_size))

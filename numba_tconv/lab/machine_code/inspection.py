@@ -24,8 +24,7 @@ REPORT_HEADER = ["compiled for", "threads", "registers", "spilled B", "local B",
 def compiled(
     name: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device = H200, changes: dict | None = None
 ) -> tuple:
-    """A rung's configuration, with ``changed`` fields, and reports of its forward main kernel or of a gradient's
-    kernels.
+    """A rung's configuration, with ``changed`` fields, and reports of its forward main kernel or gradient kernels.
 
     Raises offline.ToolMissing and ValueError.
     """

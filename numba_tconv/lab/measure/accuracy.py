@@ -17,18 +17,18 @@ from .directions import Operands, by_torch, shape_of
 ORACLE_ELEMENTS = 1 << 27  # 1 GiB
 NO_TF32 = 1e-5  # relative norm of results not rounded to TF32
 
-# Bounds of a rounding error's standard deviation, relative to the product: b bits are off by up to 2**-b. A split
-# operand has 22 bits; the product of low halves is left out.
+# Bounds of a rounding error's standard deviation, relative to the product: b bits are off by up to 2**-b. Split
+# operands have 22 bits, without the product of low halves.
 OPERANDS_SPREAD = {"tf32": 2**-11 * math.sqrt(2 / 3), "tf32x3": 2**-22 * math.sqrt(2 / 3 + 1 / 9)}
 MOST = math.sqrt(6)  # deviations of one product
-FEW = 64  # fewer numbers may all be off by more than a deviation
+FEW = 64  # fewer may all be off by more than a deviation
 DEVIATIONS = 6
-FEW_TERMS = 64  # products that may be added serially and nearly cancel
+FEW_TERMS = 64  # products, added serially, that may nearly cancel
 
 
 @dataclass(frozen=True)
 class Error:
-    """Distance from float64: relative ``norm``, and ``largest`` element error over the largest element."""
+    """Distance from float64: relative ``norm``, ``largest`` element error over the largest element."""
 
     norm: float
     largest: float
@@ -69,7 +69,7 @@ def right(result: str, error: Error, of_torch: Error, operands: Operands, precis
 
 
 def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Error:
-    """The relative error that float32 arithmetic in ``precision`` may cost, if rounding errors are independent."""
+    """The relative error of float32 arithmetic in ``precision``, if rounding errors are independent."""
     terms = p.terms(result)
     spread = math.hypot(OPERANDS_SPREAD.get(precision, 0), 2**-24 * math.sqrt(min(terms, FEW_TERMS) / 6))
     products = operands._replace(bias=None)
@@ -85,7 +85,7 @@ def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Err
 
 
 def errors(outputs: dict[str, torch.Tensor], operands: Operands, p: Problem, result: str = FORWARD) -> dict[str, Error]:
-    """Errors of ``outputs``, all one result, against torch in float64 without cuDNN."""
+    """Errors of ``outputs``, all one result, against torch's float64 without cuDNN."""
     zero = torch.zeros((), dtype=torch.float64, device=operands.x.device)
     squares, largest = dict.fromkeys(outputs, zero), dict.fromkeys(outputs, zero)
     truth_square = truth_largest = zero

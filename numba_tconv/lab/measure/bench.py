@@ -1,6 +1,6 @@
-"""Measurement: rungs, torch's op, conv1d and a device copy take turns (timing.py), and are checked.
+"""Rungs, torch's op, conv1d and a device copy take turns (timing.py) and are checked.
 
-The copy's bandwidth gives the roofline. Our results start as NaN; a wrong one gives no row.
+The copy's bandwidth gives the roofline. Results start as NaN; a wrong one gives no row.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISIONS}
 CONV1D = "conv1d"
 PEAKS_KNOWN = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")  # others get no roofline
 
-# Python queues a step more slowly.
+# Python queues steps more slowly.
 FLUSHES_OF = {STEP: 4 * FLUSHES}
 COPY_BYTES = 2 << 30
 
 
 class WrongResult(Exception):
-    """Holds the ``rows`` of right contestants."""
+    """Holds right contestants' ``rows``."""
 
     def __init__(self, message: str, rows: list[Row]):
         super().__init__(message)

@@ -20,7 +20,7 @@ def rungs_for(
     device: Device | None = None,
     direction: str = FORWARD,
 ) -> tuple[list[str], list[str]]:
-    """Contestants that ``names`` stand for, and a line for each rung that "all" leaves out.
+    """Contestants of ``names``, and a line for each rung that "all" leaves out.
 
     "all" is ``auto`` (the selection) and every able rung on ``device`` (None: torch's current GPU, else the H200), or
     ``cudnn`` where none has ``precision``. Raises ValueError for a name that is unknown or of another direction,

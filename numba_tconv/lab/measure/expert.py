@@ -1,6 +1,6 @@
-"""Transposed convolution by torch's conv1d, as an expert writes it.
+"""Transposed convolution by conv1d, as an expert writes it.
 
-The conv1d's output channels are the phases, shuffled and cropped afterwards.
+conv1d's output channels are the phases, then shuffled and cropped.
 """
 
 from __future__ import annotations

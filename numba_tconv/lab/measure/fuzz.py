@@ -27,20 +27,20 @@ from numba_tconv.torch_api import torchs
 from .bench import DTYPES
 from .directions import Operands, shape_of
 
-# Stride, kernel size, dilation, input and output channels of a group: few, to limit compilation.
+# Stride, kernel size, dilation, a group's input and output channels: few, to limit compilation.
 STRUCTURES = [
     *[(1, 1, 1, 16, 16), (1, 3, 1, 128, 128), (1, 5, 3, 32, 64), (1, 7, 1, 24, 130), (1, 11, 5, 17, 40)],
     *[(1, 41, 1, 9, 10), (2, 4, 1, 128, 64), (2, 3, 2, 32, 64), (2, 2, 1, 40, 72), (2, 5, 3, 20, 33)],
     *[(3, 7, 1, 37, 53), (3, 7, 5, 16, 24), (4, 8, 1, 48, 8), (4, 6, 2, 8, 16), (5, 10, 1, 64, 32)],
     *[(5, 3, 1, 10, 12), (6, 9, 4, 12, 20), (8, 16, 1, 64, 32), (8, 9, 12, 24, 40), (16, 32, 1, 16, 9)],
     *[(12, 5, 18, 8, 8), (100, 130, 1, 8, 3), (256, 512, 1, 8, 1), (2, 4, 1, 1, 1), (1, 9, 700, 16, 16)],
-]  # fmt: skip
+]
 TINY_STRUCTURES = [(1, 3, 1, 2, 3), (2, 4, 1, 3, 2), (2, 3, 2, 2, 2), (3, 5, 2, 1, 3), (4, 2, 1, 2, 1), (2, 3, 5, 1, 1)]
 REPORT_S = 30
 
 
 class Mismatch(AssertionError):
-    """A result that no order of its sums explains."""
+    """A result that no order of sums explains."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
 
 
 def bound(of: str, operands, problem: Problem, dtype: torch.dtype, precision: str) -> torch.Tensor:
-    """The most that each element may differ from float64, in any order of its sum.
+    """Each element's largest difference from float64, in any order of its sum.
 
     Operands, additions (doubled: tensor cores truncate) and the result are rounded.
     """
@@ -174,7 +174,7 @@ def run_fuzz(arguments) -> int:
 def check_cases(draw: Callable[[int, int], Any], arguments) -> int:
     """Check cases ``draw(seed, number)``; print wrong ones as Python.
 
-    Other exceptions end the run: they may spoil the GPU's context.
+    Other exceptions end the run: they may spoil the context.
     """
     seed, number, wrong, said = arguments.seed, arguments.first, 0, time.monotonic()
     end = number + arguments.count

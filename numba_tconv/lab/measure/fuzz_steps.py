@@ -1,6 +1,6 @@
 """Random streams: each slot's steps against its whole signal.
 
-On a GPU in "ieee" and "fp64" the bits must be k2_polyphase's; elsewhere float64 judges.
+On GPUs "ieee" and "fp64" must give k2_polyphase's bits; else float64 judges.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def _output_of(*command: str) -> str:
 
 
 def _commit() -> str:
-    """NUMBA_TCONV_COMMIT, for copies without history, else git's; "+": a changed tree."""
+    """NUMBA_TCONV_COMMIT, else git's; "+": a changed tree."""
     if given := os.environ.get("NUMBA_TCONV_COMMIT"):
         return given
     commit = _output_of("git", "rev-parse", "--short", "HEAD")

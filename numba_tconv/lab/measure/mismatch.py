@@ -47,8 +47,8 @@ def mismatch(
         >>> mismatch(expected * wrong_phase, expected, Problem(1, 1, 2, 2, 3, stride=2)).pattern
         'all of phase 1'
 
-    An output is wrong if it is NaN, or off by more than ``tolerance`` times the largest expected magnitude. None is the
-    larger of 1e-5 and twice the spacing of got's dtype; TF32 needs 1e-3. Raises ValueError for other shapes.
+    An output is wrong if NaN, or off by more than ``tolerance`` times the largest expected magnitude. None: the larger
+    of 1e-5 and twice the spacing of got's dtype; TF32 needs 1e-3. Raises ValueError for other shapes.
     """
     shape = shape_of("forward", problem)
     for name, values in (("got", got), ("expected", expected)):
@@ -59,7 +59,7 @@ def mismatch(
     if tolerance is None:
         tolerance = max(1e-5, 2 * torch.finfo(got.dtype).eps)
     limit = tolerance * expected.abs().max().double()
-    # A float64 difference of all samples would not fit in memory.
+    # By samples, to fit in memory.
     wrong = torch.stack([~((a.double() - b.double()).abs() <= limit) for a, b in zip(got, expected, strict=True)])
     if not wrong.any():
         return None
@@ -74,8 +74,8 @@ def mismatch(
 
 
 def _pattern(wrong: torch.Tensor, p: Problem) -> str:
-    """The smallest product of samples, groups, channels, phases and positions that holds all of ``wrong``, and how much
-    of it is wrong."""
+    """The smallest product of samples, groups, channels, phases and positions that holds ``wrong``, and how much of it
+    is wrong."""
     wrong = wrong.unflatten(1, (p.groups, p.out_channels_per_group))
     samples, groups, channels, positions = (
         wrong.any(dim=[other for other in range(4) if other != axis]).nonzero().flatten().tolist() for axis in range(4)

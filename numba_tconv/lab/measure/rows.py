@@ -150,7 +150,7 @@ def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
 
 
 def of_main_gpu(rows: Iterable[Kind]) -> list[Kind]:
-    """Rows of the GPU with the most, or of equals the newest."""
+    """Rows of the GPU with most; of equals, the newest."""
     by_gpu: dict[str, list[Kind]] = {}
     for row in rows:
         by_gpu.setdefault(row.gpu, []).append(row)

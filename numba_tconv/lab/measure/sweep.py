@@ -15,7 +15,7 @@ SHORTEST, LONGEST = 2**10, 2**20  # samples of output
 
 
 def lengths(problem: Problem, shortest: int = SHORTEST, longest: int = LONGEST, factor: int = 2) -> list[int]:
-    """Input lengths for powers of two from ``shortest`` to ``longest`` samples of output, ``factor`` apart.
+    """Input lengths for powers of two from ``shortest`` to ``longest`` output samples, ``factor`` apart.
 
     An input position is ``stride`` samples, whatever the padding. Raises ValueError if no power fits.
     """

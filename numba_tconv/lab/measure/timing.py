@@ -32,7 +32,7 @@ class Contestant:
 
 
 class Flush:
-    """Evicts the L2 cache, which hides Python's launch time."""
+    """Evicts L2, and so hides Python's launch time."""
 
     def __init__(self, times: int):
         size = 8 * torch.cuda.get_device_properties().L2_cache_size

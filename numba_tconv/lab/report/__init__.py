@@ -1,1 +1,1 @@
-"""Pages and tables, from rows alone."""
+"""Pages and tables, from rows."""

@@ -16,7 +16,7 @@ ARITHMETIC = {"bfloat16": "bfloat16", "tf32": "TF32"}
 def render(
     rows: Iterable[Row], decoders: Iterable[decoder_modes.Timed] = (), steps: Iterable[streaming.Timed] = ()
 ) -> str:
-    """The selection's speed at full size, of a whole decoder and of streaming, on the GPU with the most rows."""
+    """The selection's speed at full size, of a decoder and streaming, on the GPU with most rows."""
     picked = [row for row in rows if row.rung == "auto" and "@" not in row.workload]
     picked = of_main_gpu(row for row in picked if row.direction in (FORWARD, STEP) and row.precision in ARITHMETIC)
     shown = list(latest(picked).values())
@@ -41,7 +41,7 @@ def render(
 
 
 def _decoder(rows: list[decoder_modes.Timed]) -> str:
-    """The decoder with the most alias-free activations, eager, at its largest batch."""
+    """The decoder with most alias-free activations, eager, at its largest batch."""
     found = [row for row in rows if row.mode == "eager" and row.activations]
     if not found:
         return ""

@@ -16,7 +16,7 @@ NAMES = {"ieee": "full precision", "tf32": "TF32", "float64": "float64"}
 
 
 def render(rows: Iterable[Row]) -> str:
-    """A line for each rung, from the GPU with the most rows.
+    """A line for each rung, from the GPU with most rows.
 
     Ladder rungs show float32 on WORKLOAD, in full precision, else in TF32, and the gain over the rung below; those in
     BESIDE the gain over the ladder's fastest.

@@ -30,7 +30,7 @@ SHORT = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 
 
 def ten(rows: Iterable[Row]) -> str:
-    """The selection's time and speed-up on LAYERS, forward and in a training step."""
+    """The selection's time and speed-up on LAYERS, forward and in training steps."""
     found = _picked(rows)
     if not found:
         return EMPTY

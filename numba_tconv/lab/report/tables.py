@@ -64,8 +64,8 @@ def note(rows: Iterable[Row]) -> str:
 def agreeing(of_rungs: dict[str, Row]) -> dict[str, Row]:
     """A line's rows, by rung, without outdated ones.
 
-    Where ``auto`` and the fastest rung differ by more than AGREE, a kernel has changed: rows older than ``auto``'s,
-    except cuDNN's, are left out.
+    Where ``auto`` and the fastest rung differ by more than AGREE, a kernel has changed: older rows than ``auto``'s,
+    except cuDNN's, are dropped.
     """
     auto = of_rungs.get("auto")
     others = [row.ms_p50 for rung, row in of_rungs.items() if rung not in ("auto", "cudnn")]
@@ -145,7 +145,7 @@ def _table(rows: list[Row], frozen: list[Row]) -> str:
 
 
 def _beside(auto: Row | None, frozen: list[Row]) -> Row | None:
-    """The frozen row beside a default call's: no older, and different by more than ALIKE."""
+    """The frozen row beside a call's: no older, and different by more than ALIKE."""
     if auto is None or auto.weights != CALL:
         return None
     same = ("workload", "direction", "dtype", "precision", "length")

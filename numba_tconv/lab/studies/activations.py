@@ -1,4 +1,4 @@
-"""The alias-free activation at BigVGAN's sizes: one kernel against the published module's operators, in turns.
+"""The alias-free activation at BigVGAN's sizes: one kernel against the published operators, in turns.
 
 GPU times on a cold cache; a step is forward and the gradients of x, alpha and beta.
 """
@@ -112,7 +112,7 @@ def measure(
 
 
 def errors(found, exact) -> list[Error]:
-    """Errors of an output, or of the gradients of x, alpha and beta: the last two by norm alone."""
+    """Errors of an output, or of gradients of x, alpha and beta: the last two by norm alone."""
     if isinstance(found, torch.Tensor):
         return [error(found, exact)]
     of_x, *others = (error(*pair) for pair in zip(found, exact, strict=True))

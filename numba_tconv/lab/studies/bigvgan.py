@@ -1,4 +1,4 @@
-"""BigVGAN v2 in plain torch, in its published 24 kHz and 44 kHz sizes."""
+"""BigVGAN v2 in plain torch, in its published sizes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Whole decoders eager, under torch.compile and in a CUDA graph, with torch's operators and converted.
 
-Wall times of a call until the GPU is idle, both sides in turns. cuDNN does not search: a decoder has too many
-shapes.
+Wall times until the GPU is idle, in turns. cuDNN does not search: a decoder has too many shapes.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ HEADER = ["decoder", "dtype", "batch", "mode", "torch, ms", "ours, ms", "speed-u
 
 @dataclass(frozen=True)
 class Timed(machine.Measured):
-    """Median wall ms of torch and of the converted, frozen model, and the waveform's errors.
+    """Median wall ms of torch and the converted, frozen model; the waveform's errors.
 
     float32 is computed in TF32.
     """
@@ -75,7 +74,7 @@ def make(name: str, batch: int, seconds: float) -> tuple[nn.Module, torch.Tensor
 def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
     """``call`` as a replayed CUDA graph, which reads ``x``'s memory.
 
-    Qwen2.5-Omni's scaling by a CPU constant and copy to the CPU are left out: a graph cannot hold them.
+    Without Qwen2.5-Omni's scaling by a CPU constant and copy to the CPU, which a graph cannot hold.
     """
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(torch.Tensor, "cpu", lambda self: self))

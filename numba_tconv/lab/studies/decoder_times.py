@@ -1,6 +1,6 @@
-"""Whole decoders, with torch's transposed convolutions and with ours, in turns.
+"""Whole decoders, with torch's transposed convolutions and ours, in turns.
 
-A torch function mode times each convolution. Wall times, without events, are of the model and of a copy under
+A torch function mode times each convolution. Wall times, without events, are of the model and a copy under
 ``convert`` and ``routed``.
 """
 
@@ -29,7 +29,7 @@ FILE = Path("decoders", "transformers.csv")
 DTYPES = ("float32", "bfloat16")
 DEVICE = "cuda"
 FEWEST_WALLS = 30
-WHOLE_FLUSHES = 20 * FLUSHES  # Python queues much of a decoder meanwhile
+WHOLE_FLUSHES = 20 * FLUSHES  # Python queues much meanwhile
 HEADER = [
     *("decoder", "calls", "calls: torch", "ours", "speed-up"),
     *("whole: torch", "ours", "speed-up", "share of the calls in torch's"),
@@ -59,7 +59,7 @@ class Timed(machine.Measured):
 
 
 class Stopwatch(TorchFunctionMode):
-    """Computes torch.conv_transpose1d by ``function``, each call between two events in ``spans``."""
+    """Computes torch.conv_transpose1d by ``function``, each call between events in ``spans``."""
 
     def __init__(self, function: Callable[..., torch.Tensor]):
         super().__init__()
@@ -120,7 +120,7 @@ def measure(
         in_float64, converted = copy.deepcopy(model).double(), copy.deepcopy(model)
         for module in converted.modules():
             if isinstance(module, torch.nn.RNNBase):
-                module.flatten_parameters()  # else cuDNN copies a deep copy's weights in each call
+                module.flatten_parameters()  # else cuDNN copies weights in each call
         convert(converted)
         theirs, ours = Side(model, x, torch.conv_transpose1d), Side(model, x, functional.conv_transpose1d)
         with bench.torch_switches(tf32):

@@ -56,7 +56,7 @@ class Decoder:
 def require_transformers() -> None:
     if importlib.util.find_spec("transformers") is None:
         raise RuntimeError(MISSING)
-    os.environ["HF_HUB_OFFLINE"] = "1"  # no downloads
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def decode(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Steps of decoders' layers: ours against the form written by hand, in turns, eager and in CUDA graphs.
+"""Steps of decoders' layers: ours against those written by hand, in turns, eager and in CUDA graphs.
 
-By hand, as in Moshi's Python, a step adds the last step's tail and keeps its own. STEPS steps follow each other between
-two events, so weights are in the L2 cache where they fit.
+By hand, as in Moshi's Python, a step adds the last tail and keeps its own. STEPS steps follow each other between two
+events, so weights that fit are in L2.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Timed(machine.Measured):
 
 
 def by_hand(x, tail, weight, bias, stride: int, groups: int) -> torch.Tensor:
-    """A step from ``tail`` (N, C_out, K - stride), the incomplete outputs, updated in place."""
+    """A step from ``tail`` (N, C_out, K - stride), incomplete outputs, updated in place."""
     y = torch.conv_transpose1d(x, weight, bias, stride, groups=groups)
     kept = tail.shape[2]
     if not kept:

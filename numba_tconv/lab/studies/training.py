@@ -1,4 +1,4 @@
-"""A small decoder trained on synthetic waveforms, with torch's layers and with ours in turns, on the same data."""
+"""A small decoder trained on synthetic waveforms, by torch's layers and ours in turns, on the same data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Step(machine.Measured):
-    """The loss as a share of the waveforms' power, and median ms of the steps since the last row."""
+    """The loss as a share of the waveforms' power, and median ms of steps since the last row."""
 
     layers: str
     arithmetic: str
@@ -52,7 +52,7 @@ class Step(machine.Measured):
 
 
 def waveforms(count: int, samples: int, generator: torch.Generator) -> torch.Tensor:
-    """(count, 1, samples) in [-1, 1]: harmonics of 80 to 400 Hz, and a chirp below 2 kHz."""
+    """(count, 1, samples) in [-1, 1]: harmonics of 80 to 400 Hz, a chirp below 2 kHz."""
 
     def uniform(low, high, channels=1):
         random = torch.rand((count, channels, 1), generator=generator, device=generator.device)
@@ -115,7 +115,7 @@ def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0)
 
 
 def warm_up(sizes: Sizes, jobs: int | None = None) -> int:
-    """Compile training's kernels; returns their number, 0 where the cache cannot be written."""
+    """Compile training's kernels; returns their number, 0 without a writable cache."""
     try:
         cache.writable()
     except (RuntimeError, OSError):

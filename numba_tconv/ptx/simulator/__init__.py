@@ -1,1 +1,1 @@
-"""Lets the CUDA simulator run the kernels: its blocks of threads, and what ptx/unrolled computes."""
+"""For the CUDA simulator: blocks of threads, and what ptx/unrolled computes."""

@@ -1,9 +1,9 @@
 """Patches of the CUDA simulator, whose threads are Python threads.
 
-* The simulator's ``cuda.shared.array`` may give concurrent threads an array each. Here the first thread allocates it.
-* Its polling starves new threads. Here threads are reused, and pass the turn on at a barrier or at their end.
-* Its device functions patch their module at every call, and its types inspect every conversion. Here a launch patches
-  all modules, and plain numbers are converted directly."""
+* Its ``cuda.shared.array`` may give concurrent threads an array each. Here the first allocates it.
+* Its polling starves new threads. Here threads are reused, and pass the turn at a barrier or their end.
+* Its device functions patch their module in every call, its types inspect every conversion. Here a launch patches all
+  modules, and plain numbers are converted directly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from numba.cuda.simulator.kernelapi import FakeCUDAShared
 from numba.np import numpy_support
 
 MODULE = sys.modules["numba.cuda"]
-NAMES = {}  # globals of the modules with kernels, by id
+NAMES = {}  # kernels' modules' globals, by id
 NUMBERS = {bool, int, float, np.bool_, *(np.dtype(letter).type for letter in "bBhHiIlLqQefd")}
 _turn = threading.Lock()
 _dynamic = FakeCUDAShared.array
@@ -69,7 +69,7 @@ class Thread(kernel.BlockThread):
 
 
 class Block(kernel.BlockManager):
-    """Threads run one by one up to a barrier, in reverse order up to the next, which exposes missing barriers."""
+    """Threads run one by one up to a barrier, in reverse up to the next, to expose missing barriers."""
 
     def run(self, grid_point, *arguments):
         points = list(np.ndindex(*self._block_dim))

@@ -1,4 +1,4 @@
-"""What the device functions of ptx/unrolled compute, for the simulator."""
+"""What ptx/unrolled computes, for the simulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _wide(element, values):
 
 
 def _whole(array, index, count, size):
-    """Raise unless ``count`` elements follow, from a multiple of ``size`` bytes on."""
+    """Raise unless ``count`` elements follow, aligned to ``size`` bytes."""
     if index < 0 or index + count > array.size:
         raise IndexError(f"elements {index} to {index + count} of {array.size}")
     if address(array, index) % size:

@@ -65,8 +65,8 @@ def multiply_add(cases):
 def multiply_runs(element, cases, outputs, granule, granules, runs):
     """(sums, a, source, first, hop, case): ``sums[r*outputs + s] += a[i] * source[first + r*hop + j]``.
 
-    For r below ``runs`` and every (s, i, j) of ``cases[case]``; 16-bit elements. A run is ``granules`` loads of
-    ``granule`` elements, from a multiple of their bytes; ``hop`` is a multiple of ``granule``. All loads come first."""
+    For r below ``runs`` and every (s, i, j) of ``cases[case]``; 16-bit elements. A run is ``granules`` aligned loads of
+    ``granule`` elements; ``hop`` is a multiple of ``granule``. All loads come first."""
 
     @instruction(lambda *arguments: multiplied_runs(element, cases, outputs, granule, granules, runs, *arguments))
     def multiply_runs_of(typingctx, sums, a, source, first, hop, case):

@@ -1,4 +1,4 @@
-"""Neighbouring elements between global memory and registers, in vectors of 16 bytes.
+"""Runs between global memory and registers, in vectors of 16 bytes.
 
 Straight-line, to keep arrays out of local memory."""
 
@@ -42,7 +42,7 @@ def put(builder, local, z, value):
 def load_run(element, count):
     """(window, source, first, skip): ``window[z] = source[first + skip + z]`` for z below ``count``, widened.
 
-    Reads ``vectors_of(element, count)`` vectors from ``first``, a multiple of 16 bytes; ``skip`` is less than a vector.
+    Reads ``vectors_of(element, count)`` vectors from ``first``, 16-byte aligned; ``skip`` is less than a vector.
     """
     size = element.storage.bitwidth // 8
     vectors = vectors_of(element, count)
@@ -143,7 +143,7 @@ def pack_vector(builder, element, numbers):
 def store_run(element, count=None):
     """(target, index, values, at): ``target[index:] = values[at:at+count]``, narrowed; 16 bytes by default.
 
-    ``target[index]`` lies at a multiple of the size."""
+    ``target[index]`` is aligned to the size."""
     vector = count or 128 // element.storage.bitwidth
     size = vector * element.storage.bitwidth // 8
 

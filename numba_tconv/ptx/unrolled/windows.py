@@ -1,4 +1,4 @@
-"""Sums in registers of products from shared memory, and copies in vectors.
+"""Sums of products from shared memory, and copies in vectors.
 
 Threads of a warp load the same weights, which is one broadcast. Granules without a product are not loaded."""
 
@@ -19,8 +19,8 @@ def multiply_window(element, products, apart):
     """(sums, inputs, at, weights, first): ``sums[s] += weights[first + i] * inputs[at + j]``.
 
     For every (s, i, j) of ``products``; with ``apart`` a sum's products are added up first. ``inputs`` (stored
-    elements) and ``weights`` (accumulators) are shared. ``at`` is a multiple of GRANULE; both first elements lie at
-    multiples of 16 bytes, or of a granule if less."""
+    elements) and ``weights`` (accumulators) are shared. ``at`` is a multiple of GRANULE; both first elements are
+    aligned to 16 bytes, or to a granule if less."""
     size = element.storage.bitwidth // 8
     each = 128 // element.accumulator.bitwidth
 
@@ -120,7 +120,7 @@ def store_runs(runs, length, stride):
 def copy_vectors(count, hop):
     """(shared, s, source, g): cp.async of 16 bytes from ``source[g + v*hop:]`` to ``shared[s + v*hop:]``.
 
-    For v below ``count``; all are multiples of 16 bytes."""
+    For v below ``count``; all are 16-byte aligned."""
 
     @instruction(lambda shared, s, source, g: copied_vectors(count, hop, shared, s, source, g))
     def copy_vectors_of(typingctx, shared, s, source, g):
@@ -143,7 +143,7 @@ def copy_vectors(count, hop):
 def store_gathered(element, count, shared_hop, hop):
     """(target, index, shared, places): 16 bytes to ``target[index + v*hop:]`` for v below ``count``.
 
-    Element z is ``shared[places[z] + v*shared_hop]``, narrowed. Places in ``target`` are multiples of 16 bytes."""
+    Element z is ``shared[places[z] + v*shared_hop]``, narrowed. Places in ``target`` are 16-byte aligned."""
     vector = 128 // element.storage.bitwidth
 
     @instruction(lambda *arguments: gathered(element, count, shared_hop, hop, *arguments))

@@ -1,4 +1,4 @@
-"""Chooses the tile by a cost model; with few blocks also the splits (parts.py)."""
+"""The tile by a cost model; with few blocks also splits (parts.py)."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ JOINED = Shape(256, 128, 8, 16, 16, 1)
 STAGE_BYTES = 18 * 1024  # of several pairs
 STAGE_BYTES_ALONE = 32 * 1024  # with LARGE sums and no partial ones
 
-CLEARLY = 0.98  # share of others' time below which JOINED and TALL are taken
-FEW_ROUNDS = 4  # of the usual tile, up to which others and splits are considered
-CLEARLY_OF_FEW = 0.95  # share of its time below which they are taken
+CLEARLY = 0.98  # of others' time; below, JOINED and TALL are taken
+FEW_ROUNDS = 4  # of the usual tile; beyond, no others or splits
+CLEARLY_OF_FEW = 0.95  # of its time; below, they are taken
 NEARLY_ALL = 0.9  # of the GPU's places
 
-# The cost model, in multiply-adds: a vector loaded; an element copied; a column located; a stage; a partial sum added.
+# Costs in multiply-adds: vector loaded; element copied; column located; stage; partial sum added.
 SHARED_LOAD, COPY, FIND, STAGE, ASIDE = 3, 8, 60, 240, 3
 WARPS = 4  # for half of a multiprocessor's speed; with LARGE sums they count double
 LARGE, FEWEST_LARGE = 128, 8  # sums of a thread; fewer warps take as long
@@ -110,8 +110,7 @@ def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
 def begins_while_packing(problem: Problem, config: Config, device: Device) -> bool:
     """Whether main blocks may begin once all packing blocks have begun.
 
-    Early blocks gather on few multiprocessors, unless they fill the GPU or each multiprocessor packs at most one
-    block."""
+    Early blocks gather on few multiprocessors, unless they fill the GPU or multiprocessors pack at most one block."""
     part = split(problem, config.splits)
     full = blocks_of(part, config) >= NEARLY_ALL * config.min_blocks * device.multiprocessors
     return device.launches_early and (full or pack_blocks(problem, config) <= device.multiprocessors)
@@ -160,7 +159,7 @@ def shared_need(config: Config) -> int:
     return config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
 
 
-# --- the cost model ---------------------------------------------------------------------------------------------------
+# The cost model.
 
 
 def blocks_of(problem: Problem, config: Config) -> int:

@@ -1,4 +1,4 @@
-"""The store: through shared memory, to consecutive positions."""
+"""Store through shared memory, to consecutive positions."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
     grad_output, packed weights --cp.async--> stages in shared memory --vectors--> registers --staging--> grad_input
 
-The taps of a row read one window of grad_output (gradients/window.py). Partial sums limit float32's rounding error.
-Blocks may copy their first windows while weights are packed."""
+A row's taps read one window of grad_output (gradients/window.py). Partial sums limit float32's rounding error."""
 
 from __future__ import annotations
 
@@ -105,7 +104,7 @@ def make_kernel(config: Config) -> Kernel:
     def grad_input_tile(grad_output, weights, grad_input, sizes, grid):
         shared = cuda.shared.array(0, dtype=accumulator)
         table = cuda.shared.array(table_entries, dtype=int64)
-        # Row tiles, which read the same windows, are neighbours.
+        # Neighbouring blocks read the same windows.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(grid.row_tiles))
         thread = int32(cuda.threadIdx.x)
         first_column = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
@@ -123,7 +122,7 @@ def make_kernel(config: Config) -> Kernel:
         for z in range(all_sums):
             sums[z] = accumulator(0)
 
-        # Loads run stages - 1 ahead; chunk, phase and channel are the next load's.
+        # Loads run stages - 1 ahead, at chunk, phase and channel.
         total = int32(grid.tap_chunks * grid.phase_chunks * grid.channel_chunks)
         chunk, phase, channel = int32(0), int32(0), int32(0)
         packed = int64(cuda.blockIdx.x) * total * w_stage
@@ -134,7 +133,7 @@ def make_kernel(config: Config) -> Kernel:
         while s < total:
             if s >= 0:
                 wait_for_stage()
-                cuda.syncthreads()  # the stage has landed; the slot loaded next is free
+                cuda.syncthreads()  # the stage has landed; a slot is free
             if s + stages - 1 < total:
                 if channel == 0:
                     fill_table(table, chunk, phase, block, grad_output, sizes, grid)
@@ -164,7 +163,7 @@ def make_kernel(config: Config) -> Kernel:
                 if long_phases:
                     channels_of_stage = int32(channels)
                     while channels_of_stage > 0:
-                        # Long phases come last: they slow down the others' loop.
+                        # Long phases come last, to keep the loop fast.
                         g_long, w_long = g, w
                         g, w = int32(g + long_phases * pitch), int32(w + long_phases * w_pitch)
                         p = int32(0)

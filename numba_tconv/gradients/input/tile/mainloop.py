@@ -1,4 +1,4 @@
-"""Products: a pair's taps read one register window at offsets. Addresses are shared, in bytes."""
+"""Products: a pair's taps read one register window. Addresses are shared, in bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pair(NamedTuple):
     weights: int  # address
     weights_pitch: int  # to the next pair's
     number: int
-    full_phases: int  # with ``taps`` taps; the others have one less
+    full_phases: int  # with ``taps`` taps; others have one less
     taps: int
 
 
@@ -38,8 +38,8 @@ class Tap(NamedTuple):
 class Multiply(NamedTuple):
     taps_of_stage: Callable  # (s, grid): phases of stage ``s`` with all taps; the taps
     long: Callable  # (0, (registers, pair)): a pair of all taps
-    turn: Callable  # the same for pairs_a_turn pairs of all taps
-    short_turn: Callable  # the same for short_a_turn pairs with one tap less
+    turn: Callable  # for pairs_a_turn pairs of all taps
+    short_turn: Callable  # for short_a_turn pairs with one tap less
 
 
 def make_multiply(config: Config) -> Multiply:
@@ -61,7 +61,7 @@ def make_multiply(config: Config) -> Multiply:
     @device_function
     def multiply_tap(b, state):
         registers, tap = state
-        # A missing tap must not multiply: zero times NaN is NaN.
+        # Zero times NaN is NaN.
         if not tests_taps or b < tap.taps:
             for m in range(0, thread_m, vector_m):
                 address = int32(tap.weights + itemsize * (b * block_m + m * lanes_m))

@@ -1,8 +1,8 @@
-"""Pack weights as the main kernel's blocks read them, in the accumulator's type.
+"""Pack weights in the blocks' order, in the accumulator's type.
 
-Stages are (group, split, row tile, tap chunk, phase chunk, channel chunk); weights within are (channel, phase, tap, m),
-with zeros beyond the last. In a stage of all taps, shorter phases have no place for a missing tap. A block transposes
-squares through shared memory."""
+Stages are (group, split, row tile, tap chunk, phase chunk, channel chunk); their weights (channel, phase, tap, m), then
+zeros. In a stage of all taps, shorter phases have no place for a missing tap. Squares are transposed through shared
+memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Tap(NamedTuple):
 
 @cache
 def make_kernel(config: Config, overlapped: bool) -> Kernel:
-    """``overlapped``: main blocks may begin once all packing blocks have begun."""
+    """``overlapped``: main blocks may begin when all packing blocks have."""
     block_m, tap_chunk, w_stage, rows = config.block_m, config.tap_chunk, config.w_stage, config.taps.rows
     phases, long_phases = config.phases, config.long_phases
     channels, channel_taps = config.channels, config.channel_taps

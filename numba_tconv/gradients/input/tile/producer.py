@@ -19,8 +19,8 @@ class Load(NamedTuple):
 
 
 def make_load(config: Config) -> Load:
-    """A shared table, filled for each chunk of taps and phases, holds elements of grad_output at channel 0, by column
-    and phase."""
+    """For each chunk of taps and phases, a shared table holds elements of grad_output at channel 0, by column and
+    phase."""
     threads, phases, table_entries = config.threads, config.phases, config.table
     chunk_taps, locate_element = config.tap_chunk * config.taps.rows, make_locate(config.stride, config.dilation)
 

@@ -1,8 +1,8 @@
 """What a block holds.
 
-m counts a group's input channels, n columns (positions of all samples), the depth pairs of an output channel and a
-phase. A block has ``block_m x block_n`` sums and ``pairs`` a stage, a warp ``lanes_m`` by ``32 / lanes_m`` threads, a
-thread ``thread_m x thread_n`` sums."""
+m counts a group's input channels, n columns (positions of all samples), k pairs of an output channel and a phase. A
+block has ``block_m x block_n`` sums and ``pairs`` a stage, a warp ``lanes_m`` by ``32 / lanes_m`` threads, a thread
+``thread_m x thread_n`` sums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNROLL_LIMIT = 400  # multiply-adds of a pair
 TURN = 512  # multiply-adds of a thread
 MOST_PAIRS = 16
 LOCATING = 3  # instructions a column, about
-# Products of a float32 partial sum, about, if few in all, and if MANY.
+# Products of a float32 partial sum, if few in all, and if MANY.
 PARTIAL_TERMS, PARTIAL_TERMS_OF_MANY, MANY = 128, 256, 512
 
 
@@ -87,7 +87,7 @@ class Config(WarpTile):
 
     @property
     def pitch(self) -> int:
-        """Columns from row to row, against bank conflicts."""
+        """Columns between rows, against bank conflicts."""
         width, banks = self.block_n + self.halo, 128 // self.itemsize
         start = 0 if self.phases == 1 else max(self.vector, banks // self.phases // self.vector * self.vector)
         return width + (start - width) % banks if start else width
@@ -150,8 +150,7 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_m)
 
     def columns(self, problem: Problem) -> tuple[int, int]:
-        """Columns between samples, for tiles and for windows: end to end or in whole tiles, whichever takes fewer
-        tiles."""
+        """Columns between samples, for tiles and windows: end to end or in whole tiles, for fewest tiles."""
         in_windows = columns(problem, self.tap_chunk)
         alone = -(-problem.length // self.block_n) * self.block_n
         end_to_end = -(-((problem.batch - 1) * in_windows + problem.length) // self.block_n)
@@ -192,7 +191,7 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
     depth = problem.out_channels_per_group * problem.kernel_size
     if dtype == torch.float32 and depth > PARTIAL_TERMS and "partial" not in tile:
         terms = PARTIAL_TERMS_OF_MANY if depth >= MANY else PARTIAL_TERMS
-        terms = max(terms, math.isqrt(depth))  # else their sum would be longer
+        terms = max(terms, math.isqrt(depth))  # else their sum is longer
         config = replace(config, partial=max(1, terms // (channels * config.channel_taps)))
     return config
 

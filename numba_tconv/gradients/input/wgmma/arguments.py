@@ -1,4 +1,4 @@
-"""Names that host and device share, beside TensorMaps (wgmma_ring.py)."""
+"""Arguments beside TensorMaps (wgmma_ring.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 class Window(NamedTuple):
-    """How a consumer lane reads its windows; tuples are local arrays."""
+    """How a consumer lane reads windows; tuples are local arrays."""
 
     rows: tuple  # addresses of its positions in slot 0
     places: tuple  # of a stage's entries, in bytes from a position
@@ -48,11 +48,11 @@ class Window(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Elements beside the signal, which count as zero; tuples are local arrays."""
+    """Elements beside the signal, counted as zero; tuples are local arrays."""
 
     reached: int  # by the warp, in this tile
     first: tuple  # elements that tap 0 meets at the lane's positions
-    meets: tuple  # masks of the next stage's entries, then of this one's
+    meets: tuple  # masks of the next stage's entries, then this one's
     length: int
 
 

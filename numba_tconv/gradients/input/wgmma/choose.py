@@ -1,6 +1,6 @@
-"""The tile, by a cost model of how tiles fill a GPU.
+"""Chooses by a cost model how tiles fill a GPU.
 
-Narrower tiles can fill the last round. Few tiles are split along their stages."""
+Narrower tiles can fill the last round; few tiles are split along stages."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from .tile import Config, entry_of, place_of
 
 MOST_SUMS = 160
 MOST_PHASES = 16
-# Fitted: extra clocks of a ping-pong stage; sums stored a clock by a multiprocessor; bytes copied a clock; clocks of a
+# Fitted: extra clocks of a ping-pong stage; sums that a multiprocessor stores, bytes copied a clock; clocks of a
 # launch.
 TURN_CLOCKS, LEAVING, COPYING, LAUNCH_CLOCKS = 200, 4, 2400, 5000
-# Shares of the clocks of whole sums, and of the widest tiles, below which others are taken.
+# Shares of whole sums' clocks, and of the widest tiles'; below, others are taken.
 LARGEST_SHARE, LARGEST_SHARE_OF_WIDEST = 3 / 4, 0.95
 
 
 @lru_cache(maxsize=1024)
 def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -> Config | None:
-    """The tile for a grad_output of which every ``sheared``-th row begins alike, or None.
+    """The tile; every ``sheared``-th row of grad_output begins alike.
 
-    Without a sheared map rows must begin at multiples of 16 bytes, or be copied; clocks decide."""
+    Without a sheared map rows must be 16-byte aligned, or are copied; clocks decide."""
     plain = choose(problem, precision)
     in_place = choose(problem, precision, sheared) if sheared > 1 else None
     if in_place is None or plain is None:
@@ -86,7 +86,7 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
 def candidates(problem: Problem, precision: str, sheared: int = 1) -> Iterator[Config]:
     p = problem
     if p.out_channels_per_group % sheared:
-        return  # a group's first row is of another set, or the last set has fewer rows
+        return  # a group begins in another set, or the last set has fewer rows
     through, g_channels = stage_channels(p, precision, sheared)
     clears = sheared > 1 and max(p.padding, p.padding - p.output_padding) > 0
     for blocks in (1, 2) if g_channels else ():
@@ -101,10 +101,10 @@ def candidates(problem: Problem, precision: str, sheared: int = 1) -> Iterator[C
 
 
 def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool, int]:
-    """Whether stages run through the channels, and the output channels of a stage's windows; 0 if no stage is possible.
+    """Whether stages run through channels, and the output channels of a stage's windows; 0 if impossible.
 
-    Windows begin at a multiple of ``sheared`` channels, boxes of weights at 16 bytes. A stage must not reach into the
-    next group, whose NaNs would count."""
+    Windows begin at a multiple of ``sheared`` channels, boxes of weights at 16 bytes. A stage must not reach the next
+    group, whose NaNs would count."""
     itemsize, channels, kernel_size = DTYPES[precision].itemsize, problem.out_channels_per_group, problem.kernel_size
     row, entries = ROW // itemsize, channels * kernel_size
     if entries <= row:
@@ -123,7 +123,7 @@ def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool
     return False, 0
 
 
-# --- the cost model ---------------------------------------------------------------------------------------------------
+# The cost model.
 
 
 def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> float:

@@ -1,4 +1,4 @@
-"""The store into grad_input, or into the workspace of partial sums."""
+"""Store into grad_input, or the workspace of partial sums."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make_store(config: Config):
     @device_function
     def gathered(low, high, lane, distance):
         """Exchange with the lane at ``distance``: the earlier lane gets both low sums, the later both high ones, the
-        earlier lane's first."""
+        earlier's first."""
         later = lane & distance
         other = float_of(cuda.shfl_xor_sync(0xFFFFFFFF, bits_of(low if later else high), distance))
         return (other if later else low), (high if later else other)

@@ -1,10 +1,10 @@
 """grad_input_wgmma: a warp-specialised wgmma kernel, on grad_output and weight in place.
 
-The depth of the matrix product is the weight's order of (output channel, tap), so the weight's rows are the shared
-operand, unpacked. A lane reads the register operand from a window of grad_output, at any stride.
+The depth is the weight's order of (output channel, tap), so the weight's rows are the shared operand, unpacked. A lane
+reads the register operand from a window of grad_output, at any stride.
 
-* Producer: one warp fills a ring of stages by TMA: 128 bytes of the weight's rows, and windows of grad_output.
-* Consumers: two warpgroups, cooperative or in ping-pong. Few tiles are split along the depth.
+* Producer: one warp fills the ring by TMA: 128 bytes of the weight's rows, windows of grad_output.
+* Consumers: two warpgroups, cooperative or in ping-pong.
 * Epilogue: lanes exchange sums, so that a warp stores contiguous positions."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from .tile import Config
 
 # Input channels below which loads outlast products.
 SHORTEST_PRODUCT = 48
-# Least filled share of a stage that ends with a channel.
+# Least filled share of stages that end with a channel.
 FULL_ENOUGH = 3 / 4
 
 
@@ -146,7 +146,7 @@ def make_kernel(config: Config) -> Kernel:
                     stage, parity = int32(stage - stages), int32(parity ^ 1)
                 for z in range(all_sums):
                     sums[z] = opaque(float32(0))
-                if alternate:  # else a warpgroup that ran ahead would take an older phase for its own
+                if alternate:  # else a warpgroup ahead would take an older phase for its own
                     mbarrier_wait(turns + BARRIER * consumer.warpgroup, turn_parity)
                 place = place_of_tile(tile, grid, shape.groups, splits)
                 lane = begin_tile(window, first, meets, place, grid, shape, grad_rows, consumer)
@@ -158,7 +158,7 @@ def make_kernel(config: Config) -> Kernel:
                 if thread.lane == 0:
                     release(pipe, last)
                 target = aim(place_of_tile(tile, grid, shape.groups, splits), shape, splits, consumer.warpgroup)
-                # Recomputed, it takes no registers meanwhile.
+                # Recomputed: no registers meanwhile.
                 store(sums, grad, target, consumer.warp, recomputed(thread.lane))
                 tile = int32(tile + step * tile_step)
                 if alternate:

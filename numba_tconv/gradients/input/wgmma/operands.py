@@ -1,9 +1,9 @@
-"""The windows of a stage: where they begin, where a lane reads, and zeros beside the signal.
+"""A stage's windows: where they begin, where a lane reads, zeros beside the signal.
 
-Stages may cut a channel's taps: the first ``phase`` entries of a stage's windows are earlier stages'. A shared table
-holds the places of a period's entries; a lane reads its own from the stage's phase on.
+Stages may cut a channel's taps: a window's first ``phase`` entries are earlier stages'. A shared table holds a period's
+places; a lane reads its own from the stage's phase on.
 
-Memory beside rows in a sheared map's boxes counts as zero: 64 bits a position say which entries meet the signal."""
+Memory beside rows in sheared boxes counts as zero: 64 bits a position say which entries meet the signal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BITS = 64
 
 
 def make_advance(config: Config):
-    """Build the step to the next stage's row of the map and phase."""
+    """Build the step to the next stage's map row and phase."""
     rows, step, period = config.row_step, config.phase_step, config.period
 
     @device_function
@@ -42,7 +42,7 @@ def make_advance(config: Config):
 
 
 def make_start(config: Config):
-    """Build (stage) -> the map's row where its windows begin, and its phase."""
+    """Build (stage) -> its windows' first map row, and its phase."""
     rows, entries, period, through = config.row_step, config.entries, config.period, config.through
 
     @device_function
@@ -79,7 +79,7 @@ def make_fill(config: Config):
 def make_lane(config: Config):
     """Build two device functions on a consumer's local arrays.
 
-    The first fills ``rows`` and ``places`` of a Window and returns it. The second begins a tile: it sets the phase and,
+    The first fills and returns a Window's ``rows`` and ``places``. The second begins a tile: it sets the phase and,
     where the warp meets a signal's end, ``first`` and ``meets``, and returns the Lane."""
     x_bytes, spacing, piece, stride, blocks = config.b_bytes, config.spacing, config.piece, config.stride, config.blocks
     kernel_size, width, dilation, sheared = config.kernel_size, config.width, config.dilation, config.sheared
@@ -132,7 +132,7 @@ def make_lane(config: Config):
 def make_prepare(config: Config):
     """Build ``prepare``: a lane's places in a stage, and which entries meet the signal.
 
-    The phase and the first half of ``meets`` are then the next stage's, the second half this stage's."""
+    Phase and first half of ``meets`` become the next stage's, the second half this one's."""
     through, clears, lane_rows = config.through, config.clears, 2 * config.blocks
     halves, entry_bytes, kernel_size = config.halves, config.table_bytes, config.kernel_size
     step, period = config.phase_step * entry_bytes, config.period * entry_bytes
@@ -169,7 +169,7 @@ def make_prepare(config: Config):
 def make_bits(config: Config):
     """Build two device functions of 64 bits: bit j says whether entry j of a stage meets the signal at a position.
 
-    The first makes them: tap 0 meets element ``first``, entry 0 has ``tap``, the signal has ``length`` elements. The
+    The first makes them: tap 0 meets element ``first``, entry 0 has ``tap``, the signal ``length`` elements. The
     second, for at most 64 taps, advances them by a stage."""
     kernel_size, dilation, step = config.kernel_size, config.dilation, config.phase_step % config.kernel_size
 
@@ -202,7 +202,7 @@ def make_bits(config: Config):
 def make_keep(config: Config):
     """Build ``keep``: a loaded register, with zeros beside the signal.
 
-    ``z`` counts a lane's registers of a position. prmt spreads a mask's bit, shifted to the top of its byte."""
+    ``z`` counts a lane's registers of a position. prmt spreads a mask's bit from the top of its byte."""
     neighbours, halves = 4 // config.itemsize, config.itemsize == 2
 
     @device_function
@@ -226,7 +226,7 @@ def make_operands(config: Config) -> Operands:
     entry_at = device_function(entry_of)
     load_word, multiply_all = ld_shared(1, int32), wgmma(config.kind, config.channels)
     keep, clears, lane_rows = make_keep(config), config.clears, 2 * blocks
-    masked = entries * config.itemsize < ROW  # the weights' row goes on with the next channel
+    masked = entries * config.itemsize < ROW  # the row goes on with the next channel
 
     @device_function
     def load_register(row, places, z, entry):

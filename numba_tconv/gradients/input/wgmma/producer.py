@@ -1,7 +1,7 @@
 """The producer: one warp fills the ring by TMA boxes.
 
-Where every ``sheared``-th row begins alike modulo 16 bytes, a sheared map (k6_wgmma/boxes.py) serves all rows. Its
-boxes are wider, so a copy with aligned rows may be quicker."""
+Where every ``sheared``-th row begins alike modulo 16 bytes, one sheared map (k6_wgmma/boxes.py) suffices. Its boxes are
+wider, so a copy with aligned rows may be quicker."""
 
 from __future__ import annotations
 

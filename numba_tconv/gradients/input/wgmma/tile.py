@@ -41,12 +41,12 @@ class Config(Ring):
 
     @property
     def own_words(self) -> int:
-        """Words of the turns' mbarriers and of the table."""
+        """Words of turns' mbarriers and of the table."""
         return CONSUMERS + -(-self.table_entries * self.table_bytes // 8)
 
     @property
     def entries(self) -> int:
-        """A stage's entries, without padding."""
+        """A stage's entries, unpadded."""
         return ROW // self.itemsize if self.through else self.g_channels * self.kernel_size
 
     @property
@@ -68,7 +68,7 @@ class Config(Ring):
 
     @property
     def row_step(self) -> int:
-        """Map rows between stages' windows; one more where phases begin anew."""
+        """Map rows between stages' windows; one more where phases restart."""
         return self.entries // self.period if self.through else self.g_channels // self.sheared
 
     @property
@@ -118,7 +118,7 @@ class Config(Ring):
         return self.blocks * self.channels // 2
 
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
-        """Tiles of a sample's positions, of a group's input channels, in all."""
+        """Tiles of a sample's positions, a group's input channels, in all."""
         along = -(-problem.length // self.rows)
         across = -(-problem.in_channels_per_group // self.channels)
         return along, across, problem.batch * problem.groups * along * across
@@ -137,6 +137,6 @@ def entry_of(z, t, neighbours):
 def place_of(entry, kernel_size, width, dilation, sheared, shear):
     """Elements from a position's first to ``entry``'s, in a box of rows of ``width``.
 
-    Each row begins ``shear`` further right than the one before, every ``sheared``-th like the first."""
+    Each row begins ``shear`` further right than the last, every ``sheared``-th like the first."""
     channel = entry // kernel_size
     return channel * width + channel % sheared * shear + entry % kernel_size * dilation

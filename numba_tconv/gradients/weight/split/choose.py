@@ -1,4 +1,4 @@
-"""Chooses the tile and splits by a cost model."""
+"""Tile and splits by a cost model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .tile import ALL, PARTIAL_TERMS, REST, SPLIT_COLUMNS, THREADS, WHOLE, Confi
 CLEARLY = 0.95  # share of the usual tile's time that others must undercut
 LENGTHS = 128, 512, 8192
 MOST_ROUNDS = 4  # unless sums need more
-MOST_SUMS = {4: 96, 8: 32}  # of a thread, by a sum's bytes: LLVM unrolls them times a vector
-# Registers beside sums and operands; the least; more except in float32.
+MOST_SUMS = {4: 96, 8: 32}  # of a thread, by a sum's bytes: unrolled times a vector
+# Registers beside sums and operands; least; more except in float32.
 ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
 LEAST_BLOCKS = 2  # one multiplies while the other waits
 BANKED = 8  # phases whose columns lie in different banks
@@ -33,7 +33,7 @@ SCHEDULERS = 4
 CLOCKS = 1.53e6  # a millisecond
 LAUNCH = 0.006  # ms
 # A scheduler's clocks for a warp; a multiply-add takes one.
-LOAD, COPY = 1.7, 2  # a shared vector; an element
+LOAD, COPY = 1.7, 2  # shared vector; element
 LOCATE, CONFLICT = 40, 15  # a column; another access of the same banks
 STAGE, BLOCK = 100, 760
 VECTOR_LATENCY, STAGE_LATENCY = 100, 1050  # alone: a turn's loads; copies
@@ -62,8 +62,7 @@ def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[
 
 
 def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[int, int]]:
-    """Splits and their length: for each number of blocks a multiprocessor, the most splits whose sums are short
-    enough."""
+    """Splits and their length: for each number of blocks a multiprocessor, the most with sums short enough."""
     stages, blocks = max(1, config.stages(problem)), config.blocks(problem)
     longest = min(max(SPLIT_COLUMNS, PARTIAL_TERMS * tile.slices) for tile in config.tiles)
     least = -(-stages * config.block_l // longest)
@@ -76,7 +75,7 @@ def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[in
 
 @lru_cache(maxsize=1024)
 def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, ...]:
-    """The tile of the fewest instructions, then (float32 and float64 from Hopper on) the fastest at LENGTHS."""
+    """The tile of fewest instructions, then (float32, float64 from Hopper on) the fastest at LENGTHS."""
     found = [*candidates(layer, dtype, device), *_of_two_kinds(layer, dtype, device)]
 
     def best(cost, least):
@@ -135,8 +134,7 @@ def _of_two_kinds(layer: Problem, dtype: torch.dtype, device: Device) -> Iterato
             yield replace(whole, rest_tile=replace(rest, min_blocks=whole.min_blocks))
 
 
-# --- the cost model ---------------------------------------------------------------------------------------------------
-# Resident blocks hide each other's waits but share the issue slots.
+# The cost model. Resident blocks hide each other's waits but share the issue slots.
 
 
 @lru_cache(maxsize=4096)
@@ -182,7 +180,7 @@ def _issued(config: Config) -> float:
 
 @lru_cache(maxsize=4096)
 def _blocks(config: Config, resident: int) -> tuple[float, float]:
-    """Clocks of a stage of ``resident`` blocks, and of their begin and end."""
+    """Clocks of a stage of ``resident`` blocks, and of begin and end."""
     c = config
     a_warp, warps, sums = _issued(c), resident * c.threads / 32, c.sums / c.slices
     alone = a_warp + VECTOR_LATENCY * (c.block_l // (c.slices * c.vector)) + STAGE_LATENCY
@@ -200,7 +198,7 @@ def second_stage_ms(problem: Problem, splits: int) -> float:
 
 
 def _last_round(own_blocks: int, config: Config, places: int) -> float:
-    """Share of a block's time that the last round takes, after ``places`` blocks. It may hold REST blocks alone."""
+    """Share of a block's time in the last round, after ``places`` blocks; it may hold REST blocks alone."""
     if not config.rest_tile or own_blocks > places:
         return 1.0
     of_rest, own = (_issued(tile) / tile.block_l for tile in (config.rest_tile, config))

@@ -1,4 +1,4 @@
-"""The store of a split's sums, in the weight's order."""
+"""Store of a split's sums, in the weight's order."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     x, grad_output --cp.async--> stages in shared memory --vectors--> registers --> a split's sums --gradients/sum.py-->
 
-With few rows and columns, slices of threads share a stage's positions. Partial sums and short splits limit float32's
-rounding error."""
+With few rows and columns, slices of threads share positions. Partial sums and short splits limit float32's rounding
+error."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def make_blocks(config: Config) -> Callable:
         for z in range(all_sums):
             sums[z] = accumulator(0)
 
-        # Loads run a stage ahead, at column i of sample n.
+        # Loads run a stage ahead, at column i.
         total = int32(min(grid.split_stages, grid.stages - split * grid.split_stages))
         n, i = divmod(split * grid.split_stages * block_l, grid.columns)
         hop_n, hop_i = divmod(int64(block_l), grid.columns)
@@ -135,7 +135,7 @@ def make_blocks(config: Config) -> Callable:
         while s < total:
             if s >= 0:
                 wait_for_stage()
-            cuda.syncthreads()  # the stage has landed; the slot loaded next is free
+            cuda.syncthreads()  # the stage has landed; a slot is free
             if s + 1 < total:
                 load(shared, load_slot, Position(n, i), tile, grad_output, x, sizes, grid)
                 load_slot = int32(stage - load_slot)

@@ -1,4 +1,4 @@
-"""Products: a pair's taps read one register window at offsets."""
+"""Products: a pair's taps read one register window."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from .tile import Config
 class Registers(NamedTuple):
     sums: object
     xs: object  # a vector a row
-    gs: object  # a pair's columns that the vector meets
+    gs: object  # a pair's columns that it meets
     shared: object
 
 
 def make_multiply(config: Config) -> Callable:
-    """Build the products of a vector of positions; ``x``, ``g``: shared elements where the thread's first row and pair
-    begin."""
+    """Build the products of a vector of positions; ``x``, ``g``: shared elements of the thread's first row and pair."""
     vector, tap_chunk, step, window = config.vector, config.tap_chunk, config.taps.step, config.window_columns
     thread_m, thread_p, lanes_m, lanes_p = config.thread_m, config.thread_p, config.lanes_m, config.lanes_p
     x_pitch, g_pitch = config.pitch(config.block_l), config.pitch(config.width)

@@ -1,10 +1,10 @@
 """What a block holds.
 
 m counts a group's input channels, p pairs of an output channel and a phase (gradients/window.py), l positions of all
-samples, the depth. A block has ``block_m x block_p x tap_chunk`` sums and ``block_l`` positions a stage, which slices
-of ``lanes_m x lanes_p`` threads share. A thread has ``thread_m x thread_p x tap_chunk`` sums.
+samples, the depth. A block has ``block_m x block_p x tap_chunk`` sums and ``block_l`` positions a stage, shared by
+slices of ``lanes_m x lanes_p`` threads; a thread ``thread_m x thread_p x tap_chunk`` sums.
 
-Where some phases have a tap more, there may be two kinds of blocks: for the taps of every phase, and for the rest."""
+Where some phases have a tap more, blocks may be of two kinds: for the taps of every phase, and the rest."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Config(ThreadTile):
         return self.block_l - self.vector + self.window_columns
 
     def pitch(self, width: int) -> int:
-        """Elements from row to row, against bank conflicts."""
+        """Elements between rows, against bank conflicts."""
         return (-(-width // self.vector) // 2 * 2 + 1) * self.vector
 
     @property
@@ -164,7 +164,7 @@ class Config(ThreadTile):
 
 
 def rows_of(problem: Problem, part: str) -> tuple[int, int]:
-    """Phases with taps of ``part``, and the most taps of a phase."""
+    """Phases with taps of ``part``, and their most taps."""
     rows, taps = problem.taps.rows, problem.kernel_size
     if part == REST:
         return taps % rows, 1

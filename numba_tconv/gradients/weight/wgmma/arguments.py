@@ -1,4 +1,4 @@
-"""Names that host and device share, beside TensorMaps (wgmma_ring.py)."""
+"""Arguments beside TensorMaps (wgmma_ring.py)."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Block(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """How a consumer lane reads a stage; addresses are in slot 0, one a row."""
+    """How a consumer lane reads a stage; addresses in slot 0, one a row."""
 
     rows: tuple  # where its elements begin
-    starts: tuple  # of rows that it clears, or NOT_MINE
+    starts: tuple  # of rows to clear, or NOT_MINE
     flags: int  # the stages' flags
     first_cleared: int  # element; it clears every fourth from there
     before: int  # elements before a row's first
-    barrier: int  # of the warps that read a stage together
+    barrier: int  # of warps that read a stage together
 
 
 ROWS = named(Rows, **dict.fromkeys(Rows._fields, types.int64))

@@ -1,4 +1,4 @@
-"""The tile, by a cost model of how tiles fill a GPU."""
+"""Chooses by a cost model how tiles fill a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .tile import Config, Window, accesses
 MOST_SUMS, OTHER_REGISTERS = 192, 30
 MOST_PLACES = 12  # of a row; more compile slowly
 WORD = 4  # bytes
-LARGEST_SHARE = 0.95  # of the usual tile's clocks, below which another is taken
+LARGEST_SHARE = 0.95  # of the usual tile's clocks; below, another is taken
 LONGEST_SUM = 1 << 15  # positions of a split: tensor cores truncate
 FIRST_STAGES = 4  # stages with latency that nothing hides
 # Fitted: clocks of the second launch; bytes that it, or a direct store, moves a clock.
@@ -37,8 +37,7 @@ SECOND_STAGE, MOVED = 5000, 1640
 
 @lru_cache(maxsize=1024)
 def choose_for(problem: Problem, precision: str, alike: int, device: Device) -> tuple[planes.Config | None, Config]:
-    """Configurations of planes (None where grad_output is read in place) and tile; ``alike``: grad_output's
-    rows_alike."""
+    """Configurations of planes (None: grad_output is read in place) and tile; ``alike``: grad_output's rows_alike."""
     in_place = choose(problem, precision, alike) if alike else None
     if in_place:
         return None, filling(problem, in_place, device)
@@ -47,7 +46,7 @@ def choose_for(problem: Problem, precision: str, alike: int, device: Device) -> 
 
 
 def choose(problem: Problem, precision: str, alike: int) -> Config | None:
-    """The tile with the fewest clocks, or None; ``alike`` 0 reads planes."""
+    """The tile with fewest clocks; ``alike`` 0 reads planes."""
     return _choose(problem.layer, precision, alike)
 
 
@@ -141,7 +140,7 @@ def _fitting(config: Config) -> Iterator[Config]:
         yield deep
 
 
-# --- the cost model ---------------------------------------------------------------------------------------------------
+# The cost model.
 
 
 @lru_cache(maxsize=8192)

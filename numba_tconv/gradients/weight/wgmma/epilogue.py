@@ -1,7 +1,7 @@
 """The store: a split's sums into the workspace, or whole sums into the gradient.
 
 Whole sums pass through the ring's memory into the gradient's order: runs of an input channel's output channels and
-taps. A tile of planes has some phases of one output channel, a piece of run for each tap."""
+taps. A tile of planes has some phases of one output channel: a piece of run a tap."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class Staged(NamedTuple):
 
 
 def run_of(config: Config) -> int:
-    """Elements of a channel's run: all taps of the tile's output channels, or the tile's taps."""
+    """Elements of a channel's run: all taps of the tile's output channels, or its taps."""
     return config.pairs * config.tap_chunk
 
 
 def pitch_of(config: Config) -> int:
-    """Elements from run to run, against bank conflicts."""
+    """Elements between runs, against bank conflicts."""
     return next(p for p in range(run_of(config), run_of(config) + 16) if p % 16 == VECTOR)
 
 
 def suits(problem: Problem, config: Config) -> bool:
-    """Whether tiles of grad_output have whole runs, in multiples of 16 bytes, that fit in the ring."""
+    """Whether tiles of grad_output have whole, 16-byte aligned runs that fit in the ring."""
     p, c = problem, config
     whole = not c.alternate and c.tap_chunk * c.window.phases == p.kernel_size
     lengths = run_of(c), p.out_channels_per_group * p.kernel_size
@@ -81,7 +81,7 @@ def make_store(config: Config):
 def _make_direct(config: Config):
     blocks, chunk, channels, sums_of_tap = config.blocks, config.tap_chunk, config.channels, config.channels // 2
     pairs, run, plane_phases = config.pairs, run_of(config), config.plane_phases
-    phases = config.rows if plane_phases else config.window.phases  # side by side in shared memory
+    phases = config.rows if plane_phases else config.window.phases  # adjacent in shared memory
     kernel_size, pitch, vector, lane_rows = chunk * phases, pitch_of(config), ALIGNMENT // config.itemsize, 2 * blocks
     gap = plane_phases - phases
     vectors = run // vector

@@ -1,16 +1,14 @@
 """grad_weight_wgmma: a warp-specialised wgmma kernel, its long sums split over blocks.
 
-Sums run over positions, contiguous in both operands. Rows of x are the shared operand. A lane reads the register
-operand from grad_output, at any stride; each tap reads the same row some positions on. Where rows of grad_output do not
-suit, gradients/planes.py separates the phases first.
+Sums run over positions, contiguous in both operands. Rows of x are the shared operand. Lanes read the register operand
+from grad_output, at any stride; taps read the same row some positions on. Rows that do not suit become planes first
+(gradients/planes.py).
 
-* Producer: one warp fills a ring of stages by TMA: 128 bytes of x's rows and the grad_output that meets them, rounded
-  to TF32, zero outside the signal.
-* Consumers: two warpgroups with pairs of their own, or alternate stages. With ``by_taps`` each tap has its own rows:
-  more loads, but no products of missing taps.
-* Store: sum.py adds up splits; whole sums go into the gradient.
-
-Tensor cores truncate, so a split has at most 32,768 positions."""
+* Producer: one warp fills the ring by TMA: 128 bytes of x's rows and the grad_output that they meet, rounded to TF32,
+  zero outside the signal.
+* Consumers: two warpgroups with own pairs, or alternate stages. With ``by_taps`` each tap has own rows: more loads, but
+  no products of missing taps.
+* Store: sum.py adds up splits; whole sums are the gradient."""
 
 from __future__ import annotations
 
@@ -123,7 +121,7 @@ def make_kernel(config: Config) -> Kernel:
                     g_row = int32(group * grid.group_rows + g_channel) // alike
                     x_row = int32(group * grid.group_channels + channel_tile * channels)
                     source = Source(g_maps, x_map, g_row, x_row, first_element, rows.stride_c)
-                    # Splits take stages in turn: all blocks read the same stretch at a time.
+                    # Splits take stages in turn: blocks read the same stretch together.
                     sample, sample_step = int32(split // grid.sample_stages), int32(grid.splits // grid.sample_stages)
                     position = int32((split - sample * grid.sample_stages) * positions)
                     position_step = int32((grid.splits - sample_step * grid.sample_stages) * positions)
@@ -187,11 +185,11 @@ class WeightWarpgroup(WgmmaGradient):
 
     def unsuited(self, problem, dtype, precision, device):
         fewest = min(problem.in_channels_per_group, planes.pairs_of(problem))
-        # With one group the products are few, however empty.
+        # With one group products are few.
         return too_few(fewest) if fewest < FEWEST_CHANNELS and problem.groups > 1 else None
 
     def config(self, problem, dtype, device=None, precision=None):
-        """Configurations of planes (None where grad_output is read in place) and tile."""
+        """As choose.choose_for."""
         p = problem
         shape, strides = (p.batch, p.out_channels, p.out_length), (p.out_channels * p.out_length, p.out_length, 1)
         alike = rows_alike(shape, strides, dtype.itemsize)

@@ -1,4 +1,4 @@
-"""Which rows a lane reads, how, and zeros before them.
+"""How a lane reads rows, and zeros before them.
 
 Taps may meet up to ``padding`` positions before a row, where a map of unaligned rows has other memory. So warps that
 read a sample's first stage clear it."""
@@ -24,7 +24,7 @@ from .tile import Config, operand_places
 
 # prmt: a word's upper half and the next's lower half; two words' lower halves.
 UPPER_AND_LOWER, LOWER_HALVES = 0x5432, 0x5410
-BARRIER = 2  # alternating warpgroups use this and the next
+BARRIER = 2  # and the next, for alternating warpgroups
 NOT_MINE = -1  # another lane clears the row
 
 

@@ -1,6 +1,6 @@
 """The producer: one warp fills the ring by TMA boxes.
 
-Rows of grad_output that begin alike modulo 16 bytes share a map; boxes begin at multiples of 16 bytes."""
+Rows of grad_output that begin alike modulo 16 bytes share a map; boxes are 16-byte aligned."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from .tile import Config
 
 
 def make_first_pair(config: Config):
-    """Build (tile along pairs) -> the output channel, of the first set, with which its boxes begin, and its first pair
-    from there."""
+    """Build (tile along pairs) -> its boxes' first output channel, of the first set, and its first pair from there."""
     by_taps, g_channels, pairs = config.by_taps, config.g_channels, config.pairs
     phases, alike = config.window.phases, config.alike
 
@@ -73,7 +72,7 @@ def make_producer(config: Config) -> Producer:
         target = int32(base + stage * slot_bytes)
         cp_async_bulk_tensor(target, source.x_map, position, source.x_row, sample, full)
         for box in range(alike * pieces):
-            before = (box // pieces * int32(source.stride_c)) & (vector - 1)  # elements of the map before its row
+            before = (box // pieces * int32(source.stride_c)) & (vector - 1)  # map elements before its row
             column = int32((position + box % pieces * piece_positions) * stride
                            + ((source.first_element + before) & -vector))  # fmt: skip
             g_map = source.g_maps + box // pieces * MAP_BYTES

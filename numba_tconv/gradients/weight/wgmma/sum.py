@@ -1,6 +1,6 @@
-"""The second stage: adds up splits in float64, in the weight's order.
+"""Adds up splits in float64, in the weight's order.
 
-A split's tile has sums (tap, pair, channel); the gradient has output channels and taps side by side. A block transposes
+A split's tile has sums (tap, pair, channel); the gradient's output channels and taps are adjacent. A block transposes
 32 channels of neighbouring elements through shared memory."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GRID_AXIS = 65_535
 class Config:
     dtype: torch.dtype
     channels: int
-    run: int  # neighbouring elements of a store: 1 or 16 bytes
+    run: int  # elements of a store: 1 or 16 bytes
 
     @property
     def neighbours(self) -> int:
@@ -106,7 +106,7 @@ def make_kernel(config: Config) -> Kernel:
     def grad_weight_sum(partials, result, sums, weight, tiling):
         thread = int32(cuda.threadIdx.x)
         turned = cuda.shared.array(turned_shape, dtype=float32)
-        rows_at = cuda.shared.array(neighbours, dtype=int64)  # the elements' sums for channel 0
+        rows_at = cuda.shared.array(neighbours, dtype=int64)  # elements' sums for channel 0
         element0, channel0 = int64(cuda.blockIdx.x) * neighbours, int64(cuda.blockIdx.y) * CHANNELS
         if thread < neighbours:
             e = min(element0 + thread, weight.row - 1)

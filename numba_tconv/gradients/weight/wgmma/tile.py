@@ -1,8 +1,8 @@
-"""Tiles, and which elements a lane's registers hold.
+"""Tiles, and a lane's registers.
 
 m counts pairs of an output channel and a phase (gradients/window.py), n a group's input channels, k positions, the
 depth. A tile is ``pairs x channels`` sums for each tap of a chunk, which read the same rows. With ``by_taps`` a pair is
-a channel and any tap, and a tile may begin anywhere in a channel."""
+a channel and any tap; tiles may begin anywhere in a channel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Config(Ring):
     precision: str
     window: Window
     alike: int
-    clears: int  # elements before a row's first in a box
+    clears: int  # elements before a row in a box
     tap_chunk: int
     blocks: int  # of 64 pairs in a warpgroup
     channels: int
@@ -56,7 +56,7 @@ class Config(Ring):
 
     @property
     def own_words(self) -> int:
-        """Flags of stages that are their sample's first."""
+        """Flags of samples' first stages."""
         return self.stages if self.clears else 0
 
     @property
@@ -70,13 +70,13 @@ class Config(Ring):
 
     @property
     def reach(self) -> int:
-        """Elements of a row that a position's taps and phases span, less one."""
+        """Elements that a position's taps and phases span, less one."""
         w = self.window
         return (self.tap_chunk - 1) * w.step * w.stride + (w.phases - 1) * w.dilation
 
     @property
     def pieces(self) -> int:
-        """Boxes of a set's rows in a stage: for all positions, half of them, or one product's; 0 if none fits."""
+        """Boxes of a set's rows in a stage: for all positions, half, or one product's; 0 if none fits."""
         return next((pieces for pieces in (1, 2, 4) if self._width(pieces) <= LARGEST_BOX), 0)
 
     @property
@@ -114,7 +114,7 @@ class Config(Ring):
 
     @property
     def odd(self) -> int:
-        """1 if words of two begin an element before a position: the first one fetched lies within a word."""
+        """1 if words of two begin an element before a position."""
         return int(self.window.odd and self.itemsize == 2 and self.window.stride == 1)
 
     @property
@@ -171,8 +171,8 @@ def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
     """Byte offsets of A's registers, a pair for each tap of a chunk and each half of a product's depth.
 
     They count from the product's first position in a pair's row, for registers 0 and 2 (1 and 3: eight rows on) and t =
-    0; other lanes read ``t * lane_bytes`` further on. Two 16-bit elements are a word, halves of adjacent words, or
-    ``stride`` apart; 32-bit elements have the offset twice."""
+    0; other lanes read ``t * lane_bytes`` further. Two 16-bit elements are a word, halves of adjacent words, or
+    ``stride`` apart; 32-bit elements repeat the offset."""
     neighbours, stride, found = 4 // config.itemsize, config.window.stride, []
     for b in range(config.tap_chunk):
         for half in range(2):

@@ -1,1 +1,1 @@
-"""Shared by the rungs on tensor cores."""
+"""Shared by tensor-core rungs."""

@@ -1,6 +1,6 @@
-"""Which lane holds which element of a tensor-core operand, as PTX defines it.
+"""Which lane holds which element of a tensor-core operand in PTX.
 
-``i`` is a register, ``h`` a half of it, ``halves`` the number of its elements."""
+``i``: a register; ``h``: a half of it; ``halves``: its number of elements."""
 
 
 def wgmma_b(n, k, rows, elements):
@@ -32,13 +32,13 @@ def mma_d(lane, i):
 
 
 def wgmma_a(warp, lane, i, h, halves):
-    """(row, k) of m64's A: each warp has 16 rows, laid out like mma.sync's."""
+    """(row, k) of m64's A: 16 rows a warp, laid out like mma.sync's."""
     row, k = mma_a(lane, i, h, halves)
     return 16 * warp + row, k
 
 
 def split_channel(k):
-    """The channel of element k of an fp16 product of split operands.
+    """The channel of element k in a product of split operands.
 
     A lane with 2*t, 2*t + 1, 2*t + 8 and 2*t + 9 has channels t, t + 4, t + 8 and t + 12."""
     return k // 8 * 8 + k % 2 * 4 + k % 8 // 2
@@ -50,7 +50,7 @@ def wgmma_d(warp, lane, i):
 
 
 def column_of(warp, lane, block, half):
-    """Column of the upper (``half`` 0) or lower (1) of a lane's rows of A.
+    """Column of a lane's upper (``half`` 0) or lower (1) row of A.
 
-    k6 computes 128 columns as two m64 blocks; a lane owns four neighbours."""
+    k6's 128 columns are two m64 blocks; a lane owns four neighbours."""
     return (warp << 5) + (lane >> 2 << 2) + 2 * block + half

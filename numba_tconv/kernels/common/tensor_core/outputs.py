@@ -1,4 +1,4 @@
-"""Named arguments of the tensor-core stores."""
+"""Arguments of tensor-core stores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Alignment(NamedTuple):
     shift: int  # elements from a sector to y
     quantum: int  # staged outputs loaded together: 4, 2 or 1
     offset: int  # in the buffer
-    whole: int  # 1 if lanes' writes do not span samples, else 0
+    whole: int  # 1 if no lane's write spans samples
 
 
 class Output(NamedTuple):
@@ -40,7 +40,7 @@ class Extent(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The outputs of a tile, or of a round."""
+    """The outputs of a tile or round."""
 
     sample: int
     column: int
@@ -64,7 +64,7 @@ class Thread(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """A lane's next outputs in each channel of its warp; local arrays."""
+    """A lane's next outputs in each channel; local arrays."""
 
     target: object  # index in y
     source: object  # shared address of each load

@@ -1,4 +1,4 @@
-"""Packed weights of the tensor-core rungs, rounded once. A block packs a stage.
+"""Packed weights of tensor-core rungs, rounded once. A block packs a stage.
 
 Order: (group, row tile, tap chunk, channel chunk, operand half, tap). A tap is a K-major shared operand of wgmma, or
 mma.sync's A, 16 bytes a lane. Missing channels, rows and taps are zeros.
@@ -138,7 +138,7 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
 
 
 def make_place(tile: Tile, order: str, maps: tuple = MAPS) -> Callable:
-    """Build (e): row and channel of element ``e`` of a tap. ``maps``: MAPS, or ON_GPU for device functions."""
+    """Build (e): row and channel of element ``e`` of a tap. ``maps``: MAPS, or ON_GPU in kernels."""
     rows, elements, halves = tile.rows, 16 // tile.operand_size, 4 // tile.operand_size
     of_wgmma, of_mma, of_split = maps
 
@@ -191,7 +191,7 @@ def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -
     """Build ``gather``: ``values`` get 16 bytes (``vector``) of ``tap``, as float32; missing weights are zeros."""
     elements, phases, channels, reciprocal = 16 // tile.operand_size, tile.phases, tile.channels, tile.reciprocal
     widened, all_weights = ELEMENTS[tile.dtype].load, tile.channels * tile.phases == tile.rows
-    # In each vector, elements have the same distances from its first element.
+    # Elements have the same distances in each vector.
     rows_on, channels_on = zip(*map(make_place(tile, order), range(elements)), strict=True)
     place = device_function(make_place(tile, order, ON_GPU))
 

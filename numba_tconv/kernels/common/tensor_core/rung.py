@@ -1,4 +1,4 @@
-"""The host's part of the tensor-core rungs."""
+"""Tensor-core rungs on the host."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str
 
 
 class TensorRung(Rung):
-    """A rung on tensor cores; its packed weights have ``order`` "wgmma" or "mma" (pack.py).
+    """A rung on tensor cores; ``order`` of packed weights: "wgmma" or "mma" (pack.py).
 
     ``choose(problem, precision)`` returns a configuration or None, ``make_kernel(config)`` its cached kernel."""
 
@@ -76,7 +76,7 @@ class TensorRung(Rung):
 def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
     """Whether windows of x (N, C_in, L) can be copied in aligned 16 bytes.
 
-    ``strides``: elements; ``offset``: bytes from a multiple of 16."""
+    ``strides``: elements; ``offset``: bytes past a 16-byte boundary."""
     vector = 16 // tile.itemsize
     if not contiguous_rows(shape, strides):
         return False

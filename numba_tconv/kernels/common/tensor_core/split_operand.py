@@ -1,10 +1,10 @@
-"""Operands of float32 numbers: one of TF32 or, in tf32x3, two of fp16.
+"""Operands of float32 numbers: one TF32 or, in tf32x3, two fp16.
 
 hi is the number rounded to eleven significant bits, lo the remainder. x * w is three products; the fourth, lo * lo, is
 2^-22 of it.
 
-Powers of two, from the largest weight and the largest x of a stage's windows, scale numbers into fp16's exponents; sums
-are multiplied by both inverses. Numbers below 2^-17 of the largest lose at most 2^-39 of the largest."""
+Powers of two, from the largest weight and a stage's largest x, scale numbers into fp16's exponents; sums are multiplied
+by both inverses. Numbers below 2^-17 of the largest lose at most 2^-39 of the largest."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def _largest_number(v, at, window, first):
 def make_split(window: int, first: int):
     """Build ``split``: a warp turns SPLIT_ROWS rows of ``window`` float32 in ``v``, from ``at`` on, into operands.
 
-    Columns before ``first`` are ignored. A word holds two rows: hi of rows 0 and 1, of 2 and 3, then lo. Returns the
-    factor by which sums are multiplied."""
+    Columns before ``first`` are ignored. Words hold two rows: hi of 0 and 1, of 2 and 3, then lo. Returns the sums'
+    factor."""
 
     @device_function
     def split(v, at, scales):

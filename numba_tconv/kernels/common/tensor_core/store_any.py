@@ -1,4 +1,4 @@
-"""The tensor-core rungs' general store: staged sums leave as long aligned runs.
+"""The general store: staged sums leave as long aligned runs.
 
 The buffer holds a channel's outputs in memory order. Addresses alone decide where runs begin and end."""
 
@@ -19,7 +19,7 @@ from .tile import Tile, staged_at
 
 
 def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = False) -> Alignment:
-    """The Alignment of an output that begins ``offset`` bytes after a sector; ``in_fours``: staged by fours."""
+    """The Alignment of an output ``offset`` bytes into a sector; ``in_fours``: staged by fours."""
     itemsize = tile.out_dtype.itemsize
     shift = offset // itemsize
     quantum = math.gcd(4, problem.out_length)
@@ -31,9 +31,9 @@ def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = Fal
 
 
 def make_stage_rows(tile: Tile):
-    """Build ``stage_rows``, which stages sums in memory order.
+    """Build ``stage_rows``: stages sums in memory order.
 
-    From ``first_value`` on, ``values`` has the lane's sums of ``count`` rows: two of every eight from the round's row
+    ``values[first_value:]`` has the lane's sums of ``count`` rows: two of every eight from the round's row
     ``first_row`` on, four columns each. ``offset``: Alignment.offset."""
     span, spread, phases, run_pitch = tile.span, tile.spread, tile.phases, tile.pitch
     used_rows = tile.round_channels * tile.phases
@@ -64,14 +64,14 @@ def make_stage_rows(tile: Tile):
 
 
 def make_aim(tile: Tile, to_the_output: bool = False):
-    """Build ``aim`` and ``head_of`` for a tile that begins at ``column`` of ``sample``.
+    """Build ``aim`` and ``head_of`` for a tile from ``column`` of ``sample`` on.
 
     ``to_the_output``: runs may begin and end anywhere."""
     stride, span, advance, sector, whole = tile.stride, tile.span, tile.advance, tile.sector, tile.whole
 
     @device_function
     def aim(sample, column, out):
-        """The Extent, and ``straight``: outputs lie in one sample, and no lane's write crosses its end."""
+        """The Extent, and ``straight``: outputs and lanes' writes lie in one sample."""
         begin = (out.first_column + column) * stride - out.padding
         next_sample, next_column = sample, column + advance
         while next_column >= out.columns:
@@ -97,7 +97,7 @@ def make_aim(tile: Tile, to_the_output: bool = False):
 def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
     """Build the store of a round of any tile; it returns the round's head.
 
-    It adds the bias if ``add_bias``, or if the tile has empty slots."""
+    Adds the bias if ``add_bias``, or if the tile has empty slots."""
     stride, dilation, all_rows, whole = tile.stride, tile.dilation, tile.taps.rows, tile.whole
     span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
     partly = tile.part  # one channel for all warps

@@ -1,6 +1,6 @@
-"""The store of float32 tiles without a stride: eight rows a round, a run each.
+"""Store of float32 tiles without a stride: rounds of eight rows, a run each.
 
-The code is straight-line, because little hides its latency. A round takes two barriers, or one with two buffers."""
+Straight-line code, because little hides its latency. A round takes two barriers, or one with two buffers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Rounds(NamedTuple):
     sums: object
     lane_at: object
     y: object
-    target: object  # index in y of the lane's first output, by row of the warp
-    source: object  # the same output's address in the first buffer
+    target: object  # index in y of the lane's first output, by row
+    source: object  # its address in the first buffer
     wanted: object
     team: int
     rows_left: int
@@ -75,7 +75,7 @@ def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, 
 
     @device_function
     def store(sums, lane_at, at, out, place, thread):
-        # Eight rows are whole sectors: runs lie alike in all rounds.
+        # Eight rows are whole sectors: all rounds' runs lie alike.
         target, source = cuda.local.array(warp_rows, dtype=int64), cuda.local.array(warp_rows, dtype=int32)
         wanted = cuda.local.array(pieces, dtype=boolean)
         for z in range(warp_rows):

@@ -1,6 +1,6 @@
-"""The tensor-core rungs' store of a tile in one sample, the usual case.
+"""The usual store: of a tile in one sample.
 
-Nothing hides a branch or a load, so the code is straight-line, with predicates and several loads in flight."""
+Nothing hides a branch or load: the code is straight-line, with predicates and several loads in flight."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .tile import Tile, staged_at
 
-HELD = 16  # outputs loaded and not yet written
+HELD = 16  # outputs between load and store
 
 
 def outputs_at_once(quantum: int, itemsize: int) -> int:
@@ -52,12 +52,12 @@ def _all_channels(tile: Tile, warps: int) -> int:
 
 
 def _some_channels(tile: Tile, warps: int) -> bool:
-    """Whether a warp's last channel may lie beyond the round."""
+    """Whether a warp's last channel may pass the round."""
     return tile.round_channels % (warps * runs_channels(tile, warps)) != 0
 
 
 def make_run_of(tile: Tile):
-    """Build ``run_of``: first output and end of a channel's run, and its sector's outputs before the tile's own."""
+    """Build ``run_of``: a channel's run, first output and end, and its sector's outputs before the tile's own."""
     span, advance, sector = tile.span, tile.advance, tile.sector
 
     @device_function
@@ -73,7 +73,7 @@ def make_run_of(tile: Tile):
 
 
 def make_prepare(tile: Tile, warps: int):
-    """Build ``prepare``, which fills ``runs`` for a warp's channels from its ``z0``-th on."""
+    """Build ``prepare``: fills ``runs`` for a warp's channels from the ``z0``-th on."""
     span, overlap = tile.span, tile.overlap
     round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.out_dtype.itemsize
     channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)
@@ -146,7 +146,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
                 for h in range(steps):
                     wanted = uint32(done[z] + (turn * steps + h) * step) < uint32(size[z])
                     for q in range(loads):
-                        # A predicated load would keep the register's old value alive.
+                        # A predicated load keeps the old value alive.
                         from_run = int32(source[z * all_loads + q] + (turn * steps + h) * step_bytes)
                         outputs = load(from_run if wanted else int32(staging.base + staging.at * 4))
                         first_held = ((z * steps + h) * loads + q) * quantum

@@ -1,10 +1,10 @@
-"""Tiles of the tensor-core rungs: the rows and columns they compute, and the outputs they own.
+"""Tiles of tensor-core rungs: the rows and columns they compute, the outputs they own.
 
 Letters as in k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS; a column gives ``span`` outputs of each channel.
 
-* Whole: all rows of a channel, which is one run with interleaved phases.
-* Part: a long stride, no dilation. Rows are phases; each column is a run.
-* Single: one row of taps, where neighbouring phases lie in columns far apart.
+* Whole: all rows of a channel, one run with interleaved phases.
+* Part: a long stride, no dilation. Rows are phases, columns runs.
+* Single: one row of taps, where neighbouring phases are columns apart.
 
 A whole tile computes a few columns twice, so that runs begin and end on sectors, unless products outlast memory (not
 ``aligned``)."""
@@ -109,7 +109,7 @@ class Tile:
 
     @property
     def halo(self) -> int:
-        """Columns of a window before the lane's four, in fours."""
+        """Window columns before the lane's four, in fours."""
         return -(-self.reach // 4) * 4
 
     @property
@@ -119,7 +119,7 @@ class Tile:
 
     @property
     def chunk_shift(self) -> int:
-        """Columns between windows of successive chunks."""
+        """Columns between chunks' windows."""
         return self.tap_chunk * self.taps.step if self.several_chunks else 0
 
     @cached_property
@@ -181,7 +181,7 @@ class Tile:
         """First column, and columns a sample, in eights."""
         t = problem.taps
         columns = t.columns(problem.length, problem.out_length, problem.padding)
-        # Zeros between samples cover what all taps reach back.
+        # Zeros between samples cover all taps' reach.
         stop = max(columns.stop, problem.length + (self.tap_chunks(problem) * self.tap_chunk - 1) * t.step)
         first = columns.start // 8 * 8
         return first, -(-(stop - first) // 8) * 8
@@ -216,7 +216,7 @@ def _lag(taps: Taps) -> int:
 
 
 def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
-    """Phases and span, or None."""
+    """Phases and span."""
     t, s, d = problem.taps, problem.stride, problem.dilation
     needed = _lag(t)
     active = min(t.rows, problem.kernel_size)
@@ -228,7 +228,7 @@ def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
 
 
 def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
-    """Taps of a window: a whole row, or a chunk with few missing taps."""
+    """Taps of a window: a whole row, or a chunk with few missing."""
     t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
     most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
@@ -247,7 +247,7 @@ def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
 
 
 def make_tile(problem: Problem, precision: str, most_rows: int = ROWS, widest_window: int | None = None) -> Tile | None:
-    """The tile with at most ``most_rows`` rows, or None; ``widest_window``: columns."""
+    """The tile of at most ``most_rows``; ``widest_window``: columns."""
     shape = _row_shape(problem, most_rows)
     chunk = _tap_chunk(problem, precision, widest_window or WINDOW_LIMIT[precision])
     if shape is None:

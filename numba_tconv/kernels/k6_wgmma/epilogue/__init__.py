@@ -1,4 +1,4 @@
-"""The epilogue: from registers to y."""
+"""From registers to y."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Epilogue(NamedTuple):
 
 
 def make_epilogue(config: Config) -> Epilogue:
-    """Build the epilogue; ``extra`` comes from make_extra_of.
+    """Build the epilogue; make_extra_of gives ``extra``.
 
-    Parts of the phases leave from registers (part.py); tiles in one sample in bulk (bulk.py), rows (rows.py) or runs
-    (store_runs.py); others by store_any.py."""
+    Parts of the phases leave from registers (part.py), tiles in one sample by bulk.py, rows.py or store_runs.py, others
+    by store_any.py."""
     if config.tile.part:
         return _make_part(config)
     bulk, by_rows, by_turns = config.bulk_channels > 0, config.by_rows, not config.bulk_channels and config.buffers == 1
@@ -95,7 +95,7 @@ def _make_part(config: Config) -> Epilogue:
 
 
 def make_extra_of(config: Config):
-    """Build the load of a thread's bias, before the store; ``number``: the thread's in its warpgroup."""
+    """Build the load of a thread's bias; ``number``: the thread's in its warpgroup."""
     load_type, part = ELEMENTS[config.tile.dtype].load, config.tile.part
     staged = config.bulk_channels > 0 or config.by_rows
 
@@ -134,7 +134,7 @@ def _make_runs(config: Config, make_rows):
 
 
 def _make_rows(config: Config):
-    """Build a tile's store from a round's; a slab is several rounds, or a part of one."""
+    """Build a tile's store from a round's; a slab is several rounds or part of one."""
     tile, exact = config.tile, config.tile.parts == 2
     rows, sums = tile.rows, tile.rows // 2
     stage_rows, sector = make_stage_rows(tile), tile.sector

@@ -1,7 +1,6 @@
 """Bulk store: the copy engine writes tiles in one sample.
 
-Each run is staged as far from a multiple of 16 bytes as it lies in y. Lanes write its unaligned ends, and one hands the
-rest to the copy engine."""
+A run is staged with its alignment in y. Lanes write its unaligned ends; one hands the rest to the copy engine."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class Tile(NamedTuple):
 
 
 def make_pitch(config: Config):
-    """Build ``pitch``: elements between staged runs, congruent modulo 16 bytes to those between rows of y."""
+    """Build ``pitch``: elements between staged runs, modulo 16 bytes as between rows of y."""
     pitch, vector = config.bulk_pitch, 16 // config.tile.out_dtype.itemsize
 
     @device_function
@@ -56,9 +55,9 @@ def make_pitch(config: Config):
 
 
 def make_hand_over(config: Config):
-    """Build ``when_due``, called in each turn of the mainloop, and ``at_once``: both hand a run to the copy engine.
+    """Build ``when_due``, for each turn of the mainloop, and ``at_once``: both hand a run to the copy engine.
 
-    Runs that leave one by one do not block loads."""
+    Leaving one by one, runs do not block loads."""
     spreads = config.spreads
 
     @device_function

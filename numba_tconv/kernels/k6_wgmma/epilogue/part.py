@@ -1,4 +1,4 @@
-"""Store of a part of a long stride's phases: straight from registers.
+"""Store of a part of a long stride's phases, from registers.
 
 A tile has one channel, and each column is a run: four lanes write eight rows to a sector. Columns may lie in several
 samples or none; to save registers, lanes locate them one by one."""

@@ -1,7 +1,7 @@
-"""Staging: sums into shared memory as they will lie in y.
+"""Sums into shared memory, as they will lie in y.
 
 A lane holds two rows in four columns. Without a stride it stores a row's columns by fours or twos; with an even stride,
-no dilation and taps in all phases a column's rows by twos; else, or where runs are not so aligned, by ones."""
+no dilation and taps in all phases a column's rows by twos; else, or unaligned, by ones."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Matrix(NamedTuple):
 
     acc: object
     columns: tuple  # addresses, in writing order
-    odd: bool  # the column written first is odd
-    far: bool  # the column written first is 2 or 3
+    odd: bool  # the first is odd
+    far: bool  # the first is 2 or 3
     round: Round
 
 
@@ -80,8 +80,8 @@ def pairs_phases(tile: Tile) -> bool:
 def make_stage(config: Config, matrices: int):
     """Build the staging of a round: ``matrices`` core matrices from ``first`` on.
 
-    ``column``, ``extra_at``: addresses of the lane's first column and of biases. ``pitch``: bytes between runs.
-    ``begin``: outputs from a multiple of 16 bytes to the first run."""
+    ``column``, ``extra_at``: addresses of the lane's first column and biases. ``pitch``: bytes between runs. ``begin``:
+    outputs from a 16-byte boundary to the first run."""
     tile = config.tile
     span, itemsize = tile.span, tile.out_dtype.itemsize
     pieces, batch_rows = make_pieces(config), 2 * BATCH
@@ -145,7 +145,7 @@ def _make_rows(config: Config) -> Rows:
 
     @device_function
     def row_of(k, r, round):
-        """Byte offsets of the row and of its bias."""
+        """Byte offsets of the row and its bias."""
         pitch, k = round.pitch, int32(k - round.first)
         if aligned_rows:
             channel, phase = int32(uint32(r) // uint32(phases)), int32(uint32(r) % uint32(phases))
@@ -182,12 +182,12 @@ def _make_rows(config: Config) -> Rows:
 def make_pieces(config: Config) -> Pieces:
     tile, rows = config.tile, _make_rows(config)
     itemsize, sums, halves, staged = tile.out_dtype.itemsize, tile.rows // 2, tile.out_dtype.itemsize == 2, rows.staged
-    span = tile.span if tile.empty_slots else 1  # outputs of a column; gaps get the bias
+    span = tile.span if tile.empty_slots else 1  # gaps get the bias
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
 
     @device_function
     def rotated(acc, a, odd, far, i):
-        """The sum that is written ``i``-th, of a row whose sums begin at ``a``."""
+        """The ``i``-th written sum of a row whose sums begin at ``a``."""
         z0, z1, z2, z3 = acc[a], acc[a + 2], acc[a + sums], acc[a + sums + 2]
         if i % 2 == 1:
             z0, z1, z2, z3 = z1, z2, z3, z0

@@ -1,6 +1,6 @@
 """Store of tiles in one sample with short runs (Config.by_lanes).
 
-Staged as in bulk.py; lanes write vectors, because issuing a bulk copy has a fixed cost."""
+Staged as in bulk.py; lanes write vectors, because a bulk copy has a fixed cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Staged(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """A run's ends and whole vectors, in outputs from the tile's own first."""
+    """A run's ends and whole vectors, in outputs after the tile's first."""
 
     begin: int
     before: int
@@ -41,7 +41,7 @@ class Vectors(NamedTuple):
 
 
 def make_whole_vectors(config: Config):
-    """Build ``whole_vectors``: writes the ends of the warp's runs, returns the lane's Vectors."""
+    """Build ``whole_vectors``: writes the ends of runs, returns the lane's Vectors."""
     tile, channels = config.tile, config.bulk_channels
     itemsize, to_staged = tile.out_dtype.itemsize, tile.overlap * tile.span
     vector = 16 // itemsize

@@ -1,4 +1,4 @@
-"""Figures, from rows alone."""
+"""Figures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def draw_all(
     searched: Iterable[Tried] = (),
     timed: Iterable[Timed] = (),
 ) -> list[Path]:
-    """Draw ``plans`` as SVG and PNG; returns paths of changed files. Raises RowsError where one cannot be written."""
+    """Draw ``plans`` as SVG and PNG; returns changed files. Raises RowsError where one cannot be written."""
     with matplotlib.rc_context(STYLE):
         planned = plans(rows, live, searched, timed)
         drawn = ((name, plan.draw()) for name, plan in progress(planned.items(), "figures", len(planned)))
@@ -62,10 +62,10 @@ def plans(
     searched: Iterable[Tried] = (),
     timed: Iterable[Timed] = (),
 ) -> dict[str, Plan]:
-    """Figures that the rows of the GPU with the most allow, by file name.
+    """Figures for the GPU with most rows, by file name.
 
-    ``live`` rows join the curves over length, with hollow markers. ``searched`` configurations give the figure of
-    predictions, ``timed`` decoders theirs.
+    ``live`` rows join the curves over length, with hollow markers. ``searched`` gives the figure of predictions,
+    ``timed`` of decoders.
     """
     recorded, fresh, searched, timed = list(latest(of_main_gpu(rows)).values()), list(live), list(searched), list(timed)
     planned = _sweeps(recorded, list(latest(fresh).values())) | _at_full_size(recorded)

@@ -24,7 +24,7 @@ INSIDE = 0.25
 
 
 def decoders(timed: Iterable[Timed]) -> Figure | None:
-    """Two bars a decoder, torch's and ours, in shares of torch's time, filled for the transposed convolutions."""
+    """Two bars a decoder, torch's and ours, in shares of torch's time, filled for transposed convolutions."""
     groups = grouped(timed)
     if not groups:
         return None

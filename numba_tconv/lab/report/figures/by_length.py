@@ -70,7 +70,7 @@ def finding(rows: Sequence[Row]) -> str:
 
 
 def samples(row: Row) -> int:
-    """Samples of output, ``stride`` a position, whatever the padding."""
+    """Samples of output, ``stride`` a position."""
     workload = of_row(row.workload, row.length)
     return row.length * (workload.problem.stride if workload else 1)
 

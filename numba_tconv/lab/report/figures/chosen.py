@@ -28,7 +28,7 @@ def at_full_size(row: Row) -> bool:
 
 
 def marked(rows: Iterable[Row]) -> list[Row]:
-    """Rows of rungs, and of ``auto`` where no rung of the same measurement is as fast."""
+    """Rows of rungs, and of ``auto`` where it beats all."""
     rows = [row for row in rows if drawn(row)]
     fastest_rung: dict[tuple, float] = {}
     for row in rows:
@@ -38,7 +38,7 @@ def marked(rows: Iterable[Row]) -> list[Row]:
 
 
 def visible(rows: list[Row]) -> list[str]:
-    """Rungs with a curve: ``auto``, last, where at half of its lengths no rung is as fast."""
+    """Rungs with a curve; last ``auto``, if it beats all at half of its lengths."""
     alone, of_auto = ([row for row in some if row.rung == AUTO] for some in (marked(rows), rows))
     return [rung for rung in rungs(rows) if rung != AUTO or 2 * len(alone) >= len(of_auto)]
 
