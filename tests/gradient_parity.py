@@ -17,7 +17,7 @@ from numba_tconv.torch_api import gradient_operators as grad_ops
 from numba_tconv.torch_api import operators as ops
 from numba_tconv.torch_api import torchs
 
-from .parity import LAYOUTS, operands, parameters
+from .parity import LAYOUTS, operands
 
 OF = ("grad_input", "grad_weight", "grad_bias")
 ON_CUDA_CORES = {name: rung for name, rung in GRADIENTS.items() if not rung.tensor_cores}
@@ -39,7 +39,7 @@ def inputs_of(of, g, x, w):
 
 def operator_arguments(of, problem, g, x, w, precision="ieee"):
     p = problem
-    rest = p.stride, p.padding, p.output_padding, p.groups, p.dilation, precision
+    rest = *p.parameters, precision
     return {
         "grad_input": (g, w, p.length, *rest),
         "grad_weight": (g, x, p.kernel_size, *rest),
@@ -82,8 +82,8 @@ def references_gradient(of, g, x, w, problem):
 
 
 def torchs_gradient(of, g, x, w, problem):
-    wanted, sizes = [of == name for name in OF], [*parameters(problem).values()]
-    return torchs.gradients(g, x, w, [problem.out_channels], sizes, wanted)[OF.index(of)]
+    wanted = [of == name for name in OF]
+    return torchs.gradients(g, x, w, [problem.out_channels], problem.parameters, wanted)[OF.index(of)]
 
 
 def gradient_terms(of, problem) -> int:

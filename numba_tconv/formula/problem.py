@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from .taps import Taps
 
 # An H200's dense operations/s by datasheet ("tf32x3": three fp16 products), and bytes/s copied (read + write).
 PEAK_FLOPS = {"fp64": 67e12, "ieee": 67e12, "tf32": 495e12, "tf32x3": 330e12, "fp16": 990e12, "bf16": 990e12}
 COPY_BANDWIDTH = 4.29e12
+
+
+class Parameters(NamedTuple):
+    """A layer's parameters, in the operators' order."""
+
+    stride: int
+    padding: int
+    output_padding: int
+    groups: int
+    dilation: int
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,10 @@ class Problem:
         """The same layer with one sample of minimal length and no bias."""
         cropped = min(self.output_padding, 0)
         return replace(self, batch=1, length=2 * self.padding - cropped + 1, output_padding=cropped, bias=False)
+
+    @property
+    def parameters(self) -> Parameters:
+        return Parameters(self.stride, self.padding, self.output_padding, self.groups, self.dilation)
 
     @cached_property
     def taps(self) -> Taps:

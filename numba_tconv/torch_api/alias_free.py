@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from numba_tconv.runtime.layout import layout_of
 
 from . import alias_free_operators as ops
 from . import fast_path as direct
+from .alias_free_operators import Form
 from .freezable import Freezable
 from .functional import autocasts, is_exporting
 
@@ -68,7 +68,7 @@ def alias_free_activation(
         y = _at_once(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation)
         if y is not None:
             return y
-    tensors = x, alpha, beta, up_filter, down_filter
+    tensors = ops.Tensors(x, up_filter, down_filter, alpha, beta)
     if has_torch_function(tensors):
         return handle_torch_function(
             *(alias_free_activation, tensors, x, alpha, beta),
@@ -79,22 +79,19 @@ def alias_free_activation(
             log_scale=log_scale,
             activation=activation,
         )
-    return computed(*tensors, up_ratio, down_ratio, log_scale, activation)
+    return computed(tensors, Form(up_ratio, down_ratio, log_scale, activation))
 
 
-def computed(x, alpha, beta, up_filter, down_filter, up_ratio, down_ratio, log_scale, activation) -> torch.Tensor:
+def computed(tensors: ops.Tensors, form: Form) -> torch.Tensor:
     """``alias_free_activation`` without ``__torch_function__``."""
-    tensors = x, alpha, beta, up_filter, down_filter
-    _check_types(*tensors, up_ratio, down_ratio, log_scale, activation)
-    if autocasts(x):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, alpha, beta, up_filter, down_filter = (t.to(dtype) if t is not None and autocasts(t) else t for t in tensors)
-    _check_tensors(x, alpha=alpha, beta=beta, up_filter=up_filter, down_filter=down_filter)
-    unbatched = x.dim() == 2
-    arguments = (
-        *(x.unsqueeze(0) if unbatched else x, _flat(up_filter), _flat(down_filter), _flat(alpha), _flat(beta)),
-        *(up_ratio, down_ratio, log_scale, activation),
-    )
+    _check_types(tensors, form)
+    if autocasts(tensors.x):
+        dtype = torch.get_autocast_dtype(tensors.x.device.type)
+        tensors = ops.Tensors(*(t.to(dtype) if t is not None and autocasts(t) else t for t in tensors))
+    _check_tensors(tensors)
+    unbatched = tensors.x.dim() == 2
+    x = tensors.x.unsqueeze(0) if unbatched else tensors.x
+    arguments = x, *map(_flat, tensors[1:]), *form
     on_gpu = x.is_cuda or (not torch.compiler.is_dynamo_compiling() and ops.as_on_a_gpu.get())
     ours = on_gpu and x.shape[0] != 0 and not is_exporting()
     y = (ops.apply if ours else ops.composed)(*arguments)
@@ -132,33 +129,36 @@ def _flat(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return tensor if tensor is None or tensor.dim() == 1 else tensor.reshape(-1)
 
 
-def _check_types(x, alpha, beta, up_filter, down_filter, up_ratio, down_ratio, log_scale, activation) -> None:
-    for name, tensor in (("x", x), ("up_filter", up_filter), ("down_filter", down_filter)):
+def _check_types(tensors: ops.Tensors, form: Form) -> None:
+    for name in ("x", "up_filter", "down_filter"):
+        tensor = getattr(tensors, name)
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} must be a Tensor, not {type(tensor).__name__}")
-    for name, ratio in (("up_ratio", up_ratio), ("down_ratio", down_ratio)):
+    for name, ratio in (("up_ratio", form.up_ratio), ("down_ratio", form.down_ratio)):
         if isinstance(ratio, bool) or not isinstance(ratio, (int, torch.SymInt)):
             raise TypeError(f"{name} must be an int, not {type(ratio).__name__}")
-    if not isinstance(log_scale, bool):
-        raise TypeError(f"log_scale must be a bool, not {type(log_scale).__name__}")
+    if not isinstance(form.log_scale, bool):
+        raise TypeError(f"log_scale must be a bool, not {type(form.log_scale).__name__}")
+    activation = form.activation
     if not isinstance(activation, str):
         raise TypeError(f"activation must be a string, not {type(activation).__name__}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}: there are {', '.join(ACTIVATIONS)}")
-    for name, tensor in (("alpha", alpha), ("beta", beta)):
+    for name, tensor in (("alpha", tensors.alpha), ("beta", tensors.beta)):
         if tensor is not None and not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} must be a Tensor or None, not {type(tensor).__name__}")
         if tensor is not None and activation != SNAKE:
             raise TypeError(f"{name} must be None: {activation!r} has no parameters")
-    if alpha is None and activation == SNAKE:
+    if tensors.alpha is None and activation == SNAKE:
         raise TypeError("alpha must be a Tensor: 'snake' needs it")
 
 
-def _check_tensors(x, **operands) -> None:
+def _check_tensors(tensors: ops.Tensors) -> None:
     """Raise RuntimeError for what ``ops.check`` does not see."""
+    x = tensors.x
     if x.dim() not in (2, 3) or x.shape[-2] == 0:
         raise RuntimeError(f"x must be (N, C, L) or (C, L), of one channel or more, got shape {tuple(x.shape)}")
-    for name, tensor in {"x": x, **operands}.items():
+    for name, tensor in zip(tensors._fields, tensors, strict=True):
         if tensor is None:
             continue
         if tensor.layout != torch.strided:
@@ -184,15 +184,6 @@ def kaiser_sinc(ratio: int, taps: int) -> torch.Tensor:
     times = torch.arange(taps, dtype=torch.float32) - half + (0.5 if taps % 2 == 0 else 0)
     filter = 2 * cutoff * window * torch.sinc(2 * cutoff * times)
     return (filter / filter.sum()).view(1, 1, taps)
-
-
-class Form(NamedTuple):
-    """What a layer computes, beside its tensors."""
-
-    up_ratio: int
-    down_ratio: int
-    log_scale: bool = True
-    activation: str = SNAKE
 
 
 class AliasFreeActivation(Freezable, nn.Module):
@@ -226,8 +217,8 @@ class AliasFreeActivation(Freezable, nn.Module):
         self.act = nn.ParameterDict({name: nn.Parameter(start(channels, **like)) for name in names})
         self.upsample = _Filter(up_ratio, up_kernel_size, like)
         self.downsample = nn.ModuleDict({"lowpass": _Filter(down_ratio, down_kernel_size, like)})
-        tensors = tensors_of(self)
-        _check_types(self.upsample.filter, *tensors, *self._form)
+        alpha, beta, *filters = tensors_of(self)
+        _check_types(ops.Tensors(filters[0], *filters, alpha, beta), self._form)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The function's output; filters are cast to the dtype of ``x``."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,40 @@ CHOICES = "int up_ratio, int down_ratio, bool log_scale, str activation"
 torch.library.define(NAME, f"({TENSORS}, {CHOICES}) -> Tensor")
 alias_free_activation = torch.ops.numba_tconv.alias_free_activation.default
 
+
+class Form(NamedTuple):
+    """What an activation computes, beside its tensors."""
+
+    up_ratio: int
+    down_ratio: int
+    log_scale: bool = True
+    activation: str = "snake"
+
+
+class Tensors(NamedTuple):
+    """The operator's tensors; alpha and beta may be None."""
+
+    x: torch.Tensor
+    up_filter: torch.Tensor
+    down_filter: torch.Tensor
+    alpha: torch.Tensor | None
+    beta: torch.Tensor | None
+
+    def beside_x(self) -> tuple:
+        """What kernels take beside x: a missing beta is alpha, a missing alpha is not read."""
+        beta = self.alpha if self.beta is None else self.beta
+        others = self.up_filter, self.down_filter, self.alpha, beta
+        return tuple((self.up_filter if one is None else one).contiguous() for one in others)
+
+
+TENSOR_COUNT, BESIDE_X = len(Tensors._fields), Tensors._fields[1:]
+
+
+def named(arguments) -> tuple[Tensors, Form]:
+    """The operator's arguments by name."""
+    return Tensors(*arguments[:TENSOR_COUNT]), Form(*arguments[TENSOR_COUNT:])
+
+
 # Whether CPU tensors take the operator (noted.py).
 as_on_a_gpu = ContextVar("as_on_a_gpu", default=False)
 POINTWISE = {
@@ -46,20 +81,20 @@ POINTWISE = {
 }
 
 
-def check(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation) -> AliasFree:
+def check(tensors: Tensors, form: Form) -> AliasFree:
     """The sizes, validated by shapes, dtypes and devices alone.
 
     x is (N, C, L), filters (K,), alpha and beta (C,) or None. Raises RuntimeError (NotImplementedError for a dtype),
     or ValueError for an unknown activation.
     """
+    x, activation = tensors.x, form.activation
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}: there are {', '.join(ACTIVATIONS)}")
     if x.dtype not in PRECISIONS:
         raise NotImplementedError(f"alias_free_activation takes {', '.join(map(str, PRECISIONS))}, not {x.dtype}")
-    if (alpha is None) == (activation == "snake") or (alpha is None and beta is not None):
+    if (tensors.alpha is None) == (activation == "snake") or (tensors.alpha is None and tensors.beta is not None):
         raise RuntimeError(f"alpha is needed by activation 'snake' and, as beta, by no other; got {activation!r}")
-    named = {"up_filter": up_filter, "down_filter": down_filter, "alpha": alpha, "beta": beta}
-    for name, tensor in named.items():
+    for name, tensor in zip(BESIDE_X, tensors[1:], strict=True):
         if tensor is None:
             continue
         if tensor.dtype != x.dtype:
@@ -68,8 +103,8 @@ def check(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scal
             raise RuntimeError(f"{name} must be on the device of x, {x.device}, got {tensor.device}")
         if tensor.dim() != 1:
             raise RuntimeError(f"{name} must have one dimension, got shape {tuple(tensor.shape)}")
-    sizes = alias_free(x.shape, len(up_filter), len(down_filter), up_ratio, down_ratio)
-    for name, tensor in (("alpha", alpha), ("beta", beta)):
+    sizes = alias_free(x.shape, len(tensors.up_filter), len(tensors.down_filter), form.up_ratio, form.down_ratio)
+    for name, tensor in (("alpha", tensors.alpha), ("beta", tensors.beta)):
         if tensor is not None and len(tensor) != sizes.channels:
             raise RuntimeError(f"{name} must have shape ({sizes.channels},), got {tuple(tensor.shape)}")
     return sizes
@@ -77,7 +112,8 @@ def check(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scal
 
 def composed(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation):
     """The activation in torch's operators."""
-    sizes = check(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation)
+    tensors = Tensors(x, up_filter, down_filter, alpha, beta)
+    sizes = check(tensors, Form(up_ratio, down_ratio, log_scale, activation))
     up, down = (one.expand(sizes.channels, 1, -1) for one in (up_filter, down_filter))
     u = F.pad(x, (sizes.pad, sizes.pad), mode="replicate")
     u = up_ratio * F.conv_transpose1d(u, up, stride=up_ratio, groups=sizes.channels)
@@ -101,23 +137,21 @@ def apply(*arguments):
 
 @direct.implementation(alias_free_activation, "cpu")
 def _cpu(*arguments):
-    sizes = check(*arguments)
+    sizes = check(*named(arguments))
     return composed(*arguments).contiguous() if sizes.rows else _fake(*arguments)
 
 
 @direct.implementation(alias_free_activation, "cuda")
 def _cuda(*arguments):
-    sizes = check(*arguments)
-    x, up_filter, down_filter, alpha, beta, _, _, log_scale, activation = arguments
+    tensors, form = named(arguments)
+    sizes = check(tensors, form)
     if not sizes.rows:
         return _fake(*arguments)
-    x = adjacent(x)
-    compute = ready(sizes, x.stride(), x.dtype, x.get_device(), activation, log_scale)
+    x = adjacent(tensors.x)
+    compute = ready(sizes, x.stride(), x.dtype, x.get_device(), form.activation, form.log_scale)
     if compute is None:
         return composed(*arguments).contiguous()
-    beta = alpha if beta is None else beta
-    others = (up_filter if one is None else one for one in (up_filter, down_filter, alpha, beta))
-    return compute(x, *(one.contiguous() for one in others))
+    return compute(x, *tensors.beside_x())
 
 
 @lru_cache(maxsize=1024)
@@ -141,7 +175,8 @@ def remembered(
     Operands may have dimensions of size one if no gradient is wanted. Raises as ``check``.
     """
     operands = [Layout(*one) for one in (up_filter, down_filter, alpha, beta) if one]
-    shape, strides, dtype, index, _ = x
+    of_x = Layout(*x)
+    shape, dtype, index = of_x.shape, of_x.dtype, of_x.index
     if not (computes_on(index) and len(shape) == 3 and 0 not in shape and dtype in PRECISIONS):
         return None
     if activation not in ACTIVATIONS or (alpha is None) == (activation == "snake") or (beta and not alpha):
@@ -153,10 +188,10 @@ def remembered(
     ):
         return None
     up_taps, down_taps, *channels = sizes
-    if any(count != shape[1] for count in channels) or not are_adjacent(shape, strides):
+    if any(count != shape[1] for count in channels) or not are_adjacent(shape, of_x.strides):
         return None
     problem = alias_free(shape, up_taps, down_taps, up_ratio, down_ratio)
-    made = ready(problem, tuple(strides), dtype, index, activation, log_scale)
+    made = ready(problem, tuple(of_x.strides), dtype, index, activation, log_scale)
     if made is None:
         return None
 
@@ -178,38 +213,40 @@ def computes_on(index: int) -> bool:
 
 @torch.library.register_fake(NAME)
 def _fake(*arguments):
-    sizes = check(*arguments)
-    return arguments[0].new_empty((sizes.batch, sizes.channels, sizes.out_length))
+    tensors, form = named(arguments)
+    sizes = check(tensors, form)
+    return tensors.x.new_empty((sizes.batch, sizes.channels, sizes.out_length))
 
 
 # The derivative
 
 
 def _setup_context(ctx, inputs, output):
-    *tensors, ctx.up_ratio, ctx.down_ratio, ctx.log_scale, ctx.activation = inputs
-    ctx.save_for_backward(*tensors)
+    # Named in the backward pass: a forward call costs less host time.
+    ctx.choices = inputs[TENSOR_COUNT:]
+    ctx.save_for_backward(*inputs[:TENSOR_COUNT])
 
 
 def _backward(ctx, grad_output):
-    choices = ctx.up_ratio, ctx.down_ratio, ctx.log_scale, ctx.activation
-    tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[:5]
-    if torch.is_grad_enabled() or wanted[1] or wanted[2] or not _has_kernels(tensors, choices):
-        return *composed_gradients(grad_output, tensors, wanted, choices), *[None] * 4
-    parameters = wanted[3] or wanted[4]
-    for_x, for_alpha, for_beta = alias_free_gradients(grad_output, *tensors, *choices, parameters)
+    form, tensors = Form(*ctx.choices), Tensors(*ctx.saved_tensors)
+    wanted = Tensors(*ctx.needs_input_grad[:TENSOR_COUNT])
+    if torch.is_grad_enabled() or wanted.up_filter or wanted.down_filter or not _has_kernels(tensors, form):
+        return *composed_gradients(grad_output, tensors, wanted, form), *[None] * 4
+    parameters = wanted.alpha or wanted.beta
+    for_x, for_alpha, for_beta = alias_free_gradients(grad_output, *tensors, *form, parameters)
     found = for_x, None, None, for_alpha, for_beta
     return *(one if w else None for one, w in zip(found, wanted, strict=True)), *[None] * 4
 
 
-def _has_kernels(tensors, choices) -> bool:
-    x, *_ = tensors
+def _has_kernels(tensors: Tensors, form: Form) -> bool:
+    x = tensors.x
     if not x.is_cuda or (x.dtype == torch.bfloat16 and device.of(x.get_device()).cc < BFLOAT16_CC):
         return False
-    sizes = check(*tensors, *choices)
+    sizes = check(tensors, form)
     return sizes.rows > 0 and gradient_plan.reason(sizes) is None
 
 
-def composed_gradients(grad_output, tensors, wanted, choices) -> list:
+def composed_gradients(grad_output, tensors: Tensors, wanted, form: Form) -> list:
     """Gradients through ``composed``, differentiable if recorded; None if not wanted."""
     again = torch.is_grad_enabled()
     if not again:
@@ -217,7 +254,7 @@ def composed_gradients(grad_output, tensors, wanted, choices) -> list:
             one if one is None else one.detach().requires_grad_(w) for one, w in zip(tensors, wanted, strict=True)
         ]
     with torch.enable_grad():
-        outputs = composed(*tensors, *choices)
+        outputs = composed(*tensors, *form)
         operands = [one for one, w in zip(tensors, wanted, strict=True) if w]
         found = iter(torch.autograd.grad(outputs, operands, grad_output, create_graph=again, allow_unused=True))
     return [next(found) if w else None for w in wanted]
@@ -236,15 +273,15 @@ alias_free_gradients = torch.ops.numba_tconv.alias_free_gradients.default
 
 
 @direct.implementation(alias_free_gradients, "cuda")
-def _gradients_cuda(grad_output, x, up_filter, down_filter, alpha, beta, *others):
-    sizes = check(x, up_filter, down_filter, alpha, beta, *others[:-1])
-    *_, log_scale, activation, parameters = others
-    x, grad_output = adjacent(x), adjacent(grad_output)
-    config = gradient_tile.choose(sizes, x.dtype, activation, log_scale, parameters)
-    compute = ready_gradients(sizes, x.stride(), grad_output.stride(), config, x.get_device(), beta is None)
-    beta = alpha if beta is None else beta
-    others = (up_filter if one is None else one for one in (up_filter, down_filter, alpha, beta))
-    return compute(x, grad_output, *(one.contiguous() for one in others))
+def _gradients_cuda(grad_output, *arguments):
+    *arguments, parameters = arguments
+    tensors, form = named(arguments)
+    sizes = check(tensors, form)
+    x, grad_output = adjacent(tensors.x), adjacent(grad_output)
+    config = gradient_tile.choose(sizes, x.dtype, form.activation, form.log_scale, parameters)
+    tied = tensors.beta is None
+    compute = ready_gradients(sizes, x.stride(), grad_output.stride(), config, x.get_device(), tied)
+    return compute(x, grad_output, *tensors.beside_x())
 
 
 @lru_cache(maxsize=1024)
@@ -274,10 +311,13 @@ def ready_gradients(
 
 
 @torch.library.register_fake(GRADIENTS)
-def _gradients_fake(grad_output, x, up_filter, down_filter, alpha, beta, *others):
-    sizes = check(x, up_filter, down_filter, alpha, beta, *others[:-1])
-    has_alpha, has_beta = others[-1], others[-1] and beta is not None
+def _gradients_fake(grad_output, *arguments):
+    *arguments, parameters = arguments
+    tensors, form = named(arguments)
+    sizes = check(tensors, form)
+    has_alpha, has_beta = parameters, parameters and tensors.beta is not None
     counts = (sizes.channels if has else 0 for has in (has_alpha, has_beta))
+    x = tensors.x
     return x.new_empty((sizes.batch, sizes.channels, sizes.length)), *(x.new_empty((count,)) for count in counts)
 
 

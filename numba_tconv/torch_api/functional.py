@@ -9,6 +9,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from numba_tconv.formula.padding import WORDS, parts_of
 from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED
+from numba_tconv.formula.problem import Parameters
 from numba_tconv.runtime.layout import Layout, layout_of
 from numba_tconv.selection.registry import RUNGS
 
@@ -120,17 +121,21 @@ def conv_transpose1d(
             variant=variant,
             precision=precision,
         )
+    parameters = Parameters(stride, padding, output_padding, groups, dilation)
+    return _computed(input, weight, bias, parameters, variant, precision)
 
+
+def _computed(input, weight, bias, parameters: Parameters, variant, precision) -> torch.Tensor:
+    """``conv_transpose1d`` without ``__torch_function__``; ``parameters`` are its arguments."""
     for name, tensor in (("input", input), ("weight", weight), ("bias", bias)):
         if not isinstance(tensor, torch.Tensor) and not (name == "bias" and tensor is None):
             raise TypeError(f"{name} must be a Tensor, not {type(tensor).__name__}")
     require_known(variant, None)
 
     dtype, unbatched, parts = input.dtype, input.dim() == 2, None
-    if is_own_padding(padding):
-        own = own_sizes(input, weight, stride, padding, output_padding, groups, dilation)
-        stride, groups, dilation, parts, inside = own.stride, own.groups, own.dilation, own.parts, own.inside
-        padding, output_padding = parts.padding, parts.output_padding
+    if is_own_padding(parameters.padding):
+        own = own_sizes(input, weight, *parameters)
+        parameters, parts, inside = own.parameters, own.parts, own.inside
     if autocasts(input):
         dtype = torch.get_autocast_dtype(input.device.type)
         if input.is_cuda or parts:  # torch casts CPU tensors
@@ -153,20 +158,19 @@ def conv_transpose1d(
         ours = ours or _ours(input, weight, bias, cpu=True)  # for `warm`
     if not ours or exported or _is_empty(input, weight):
         compute = torchs.forward if parts else torch.conv_transpose1d
-        output = compute(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        output = compute(input, weight, bias, *parameters)
         if parts:
             output = with_ends(output, bias, parts, inside)
         return output if exported or output.layout != torch.strided else output.contiguous()
 
     sharding.prepare()
-    numbers = stride, padding, output_padding, groups, dilation
     if not parts:
-        numbers = integers(*numbers)
-        check_output_padding(numbers[2], numbers[0], numbers[4])
+        parameters = Parameters(*integers(*parameters))
+        check_output_padding(parameters.output_padding, parameters.stride, parameters.dilation)
     output = transforms.apply(
         ops.conv_transpose1d,
         *(input.unsqueeze(0) if unbatched else input, weight, bias),
-        *numbers,
+        *parameters,
         *(variant or "", precision or default_precision(input.dtype)),
     )
     output = output.squeeze(0) if unbatched else output
@@ -244,9 +248,9 @@ def _call(
             return None
     if not fits(padding):
         return None
-    others = stride, padding, output_padding, groups, dilation, variant or "", precision
-    compute = ops.ready(input, weight, bias, *others)
-    constants = grad_ops.constants_of(input[0], weight[0], others)
+    numbers = Parameters(stride, padding, output_padding, groups, dilation)
+    compute = ops.ready(input, weight, bias, *numbers, variant or "", precision)
+    constants = grad_ops.constants_of(input[0], weight[0], numbers, precision)
     return direct.call(ops.conv_transpose1d, compute, partial(grad_ops.keep, constants))
 
 

@@ -5,17 +5,18 @@ T(x, w) is linear in each operand, so each gradient's derivatives are T and the 
     sum of grad_input(g, w) * v  = sum of g * T(v, w)
     sum of grad_weight(g, x) * v = sum of g * T(x, v)
 
-Operands are batched, parameters plain integers in the operator's order.
+Operands are batched; ``others`` are Parameters and the precision, in the operator's order.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from numba_tconv.formula.problem import Problem
+from numba_tconv.formula.problem import Parameters, Problem
 
 from . import fast_path as direct
 from . import torchs, transforms
@@ -34,17 +35,36 @@ grad_weight = torch.ops.numba_tconv.grad_weight.default
 grad_bias = torch.ops.numba_tconv.grad_bias.default
 
 
-def forward(x, weight, parameters):
+class Arguments(NamedTuple):
+    """The forward operator's arguments."""
+
+    input: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    stride: int
+    padding: int
+    output_padding: int
+    groups: int
+    dilation: int
+    variant: str
+    precision: str
+
+    @property
+    def parameters(self) -> Parameters:
+        return Parameters(self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+
+
+def forward(x, weight, others):
     """T(x, weight) by the selected rung."""
-    *parameters, precision = parameters
+    *parameters, precision = others
     operator = torch.ops.numba_tconv.conv_transpose1d.default
     return transforms.apply(operator, x, weight, None, *parameters, "", precision)
 
 
-def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Problem:
+def problem_of(grad_output, in_channels, length, kernel_size, parameters: Parameters) -> Problem:
     """The forward problem with output shape ``grad_output``. Raises RuntimeError if lengths differ."""
     batch, out_channels, out_length = grad_output
-    problem = Problem(batch, in_channels, out_channels, kernel_size, length, *parameters[:-1])
+    problem = Problem(batch, in_channels, out_channels, kernel_size, length, *parameters)
     if problem.out_length != out_length:
         raise RuntimeError(
             f"grad_output must have the {problem.out_length} samples of the output of {problem}, got {out_length}"
@@ -58,32 +78,34 @@ def _product_jvp(operator, tangents, arguments):
     return with_first + transforms.apply(operator, first, tangents[1], *others)
 
 
+def _save_operands(ctx, inputs, output):
+    """Context of grad_input and grad_weight, whose inputs are two tensors, a size, and others."""
+    ctx.save_for_backward(*inputs[:2])
+    ctx.others = inputs[3:]
+
+
 # grad_input
 
 
 @direct.implementation(grad_input, "cpu")
-def _input_cpu(grad_output, weight, length, *parameters):
+def _input_cpu(grad_output, weight, length, *others):
+    parameters = Parameters(*others[:-1])
     problem_of(grad_output.shape, weight.shape[0], length, weight.shape[2], parameters)
     return torchs_input(grad_output, weight, length, parameters)
 
 
 @torch.library.register_fake("numba_tconv::grad_input")
-def _input_fake(grad_output, weight, length, *parameters):
+def _input_fake(grad_output, weight, length, *others):
     return grad_output.new_empty((grad_output.shape[0], weight.shape[0], length))
-
-
-def _input_context(ctx, inputs, output):
-    grad_output, weight, _, *ctx.parameters = inputs
-    ctx.save_for_backward(grad_output, weight)
 
 
 def _input_backward(ctx, v):
     grad_output, weight = ctx.saved_tensors
     for_grad_output = for_weight = None
     if ctx.needs_input_grad[0]:
-        for_grad_output = forward(v, weight, ctx.parameters)
+        for_grad_output = forward(v, weight, ctx.others)
     if ctx.needs_input_grad[1]:
-        for_weight = transforms.apply(grad_weight, grad_output, v, weight.shape[2], *ctx.parameters)
+        for_weight = transforms.apply(grad_weight, grad_output, v, weight.shape[2], *ctx.others)
     return for_grad_output, for_weight, *[None] * 7
 
 
@@ -91,28 +113,25 @@ def _input_backward(ctx, v):
 
 
 @direct.implementation(grad_weight, "cpu")
-def _weight_cpu(grad_output, input, kernel_size, *parameters):
+def _weight_cpu(grad_output, input, kernel_size, *others):
+    parameters = Parameters(*others[:-1])
     problem_of(grad_output.shape, *input.shape[1:], kernel_size, parameters)
     return torchs_weight(grad_output, input, kernel_size, parameters)
 
 
 @torch.library.register_fake("numba_tconv::grad_weight")
-def _weight_fake(grad_output, input, kernel_size, stride, padding, output_padding, groups, dilation, precision):
+def _weight_fake(grad_output, input, kernel_size, *others):
+    groups = Parameters(*others[:-1]).groups
     return input.new_empty((input.shape[1], grad_output.shape[1] // groups, kernel_size))
-
-
-def _weight_context(ctx, inputs, output):
-    grad_output, input, _, *ctx.parameters = inputs
-    ctx.save_for_backward(grad_output, input)
 
 
 def _weight_backward(ctx, v):
     grad_output, input = ctx.saved_tensors
     for_grad_output = for_input = None
     if ctx.needs_input_grad[0]:
-        for_grad_output = forward(input, v, ctx.parameters)
+        for_grad_output = forward(input, v, ctx.others)
     if ctx.needs_input_grad[1]:
-        for_input = transforms.apply(grad_input, grad_output, v, input.shape[2], *ctx.parameters)
+        for_input = transforms.apply(grad_input, grad_output, v, input.shape[2], *ctx.others)
     return for_grad_output, for_input, *[None] * 7
 
 
@@ -141,8 +160,8 @@ def _bias_jvp(tangents, arguments):
     return transforms.apply(grad_bias, tangents[0], arguments[1])
 
 
-transforms.register(grad_input, _input_backward, _input_context, partial(_product_jvp, grad_input))
-transforms.register(grad_weight, _weight_backward, _weight_context, partial(_product_jvp, grad_weight))
+transforms.register(grad_input, _input_backward, _save_operands, partial(_product_jvp, grad_input))
+transforms.register(grad_weight, _weight_backward, _save_operands, partial(_product_jvp, grad_weight))
 transforms.register(grad_bias, _bias_backward, _bias_context, _bias_jvp)
 
 
@@ -150,12 +169,13 @@ transforms.register(grad_bias, _bias_backward, _bias_context, _bias_jvp)
 
 
 def setup_context(ctx, inputs, output):
-    input, weight, _, *others = inputs
-    keep(constants_of(input.shape, weight.shape, others), ctx, input, weight)
+    given = Arguments(*inputs)
+    constants = constants_of(given.input.shape, given.weight.shape, given.parameters, given.precision)
+    keep(constants, ctx, given.input, given.weight)
 
 
-def constants_of(input, weight, others) -> tuple:
-    *parameters, _, precision = others
+def constants_of(input, weight, parameters: Parameters, precision: str) -> tuple:
+    """Length, kernel size, parameters, precision, for the shapes ``input`` and ``weight``."""
     return input[2], weight[2], *parameters, precision
 
 
@@ -177,7 +197,7 @@ def backward(ctx, grad_output, input, weight):
 
 
 def jvp(tangents, arguments):
-    without_bias = [*arguments[:2], None, *arguments[3:]]
+    without_bias = Arguments(*arguments)._replace(bias=None)
     tangent = _product_jvp(torch.ops.numba_tconv.conv_transpose1d.default, tangents, without_bias)
     return tangent if tangents[2] is None else tangent + tangents[2][:, None]
 
@@ -185,7 +205,7 @@ def jvp(tangents, arguments):
 # torch's own gradients
 
 
-def torchs_input(grad_output, weight, length: int, parameters):
+def torchs_input(grad_output, weight, length: int, parameters: Parameters):
     # An ordinary convolution would round otherwise.
     input = _shape_alone((grad_output.shape[0], weight.shape[0], length), grad_output)
     if not grad_output.numel():  # torch's convolution refuses it
@@ -193,9 +213,8 @@ def torchs_input(grad_output, weight, length: int, parameters):
     return _torchs(grad_output, input, weight, parameters, [True, False, False])[0]
 
 
-def torchs_weight(grad_output, input, kernel_size: int, parameters):
-    groups = parameters[3]
-    weight = _shape_alone((input.shape[1], grad_output.shape[1] // groups, kernel_size), input)
+def torchs_weight(grad_output, input, kernel_size: int, parameters: Parameters):
+    weight = _shape_alone((input.shape[1], grad_output.shape[1] // parameters.groups, kernel_size), input)
     if not grad_output.numel():
         return weight.zero_()
     return _torchs(grad_output, input, weight, parameters, [False, True, False])[1]

@@ -19,6 +19,7 @@ from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
 
 from . import alias_free_operators as activations
+from . import gradient_operators as grad_ops
 from . import operators as ops
 from .functional import default_precision
 
@@ -120,12 +121,12 @@ class _Noting(TorchDispatchMode):
             return result
         result = func(*args, **(kwargs or {}))
         if func is ops.conv_transpose1d:
-            x, weight, bias, *parameters, variant, precision = args
-            self._note(x, weight, bias, parameters, variant, precision)
+            given = grad_ops.Arguments(*args)
+            self._note(*given[:3], given.parameters, given.variant, given.precision)
         elif func is activations.alias_free_activation:
-            *_, beta, _, _, log_scale, activation = args
-            sizes = activations.check(*args)
-            self.found.append(NotedActivation(sizes, args[0].dtype, activation, log_scale, beta is None))
+            tensors, form = activations.named(args)
+            sizes, tied = activations.check(tensors, form), tensors.beta is None
+            self.found.append(NotedActivation(sizes, tensors.x.dtype, form.activation, form.log_scale, tied))
         elif func is torch.ops.aten.convolution.default:
             x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
             if transposed and x.dim() == 3 and x.dtype in PRECISIONS:

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 import torch
 
 from numba_tconv.formula.precision import TF32_ALLOWED
-from numba_tconv.formula.problem import Problem
+from numba_tconv.formula.problem import Parameters, Problem
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.rung import Rung
 from numba_tconv.runtime import device
@@ -124,14 +124,15 @@ def _plan(
 
 
 @direct.implementation(conv_transpose1d, "cpu")
-def _cpu(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision):
-    check(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return torchs.forward(input, weight, bias, stride, padding, output_padding, groups, dilation).contiguous()
+def _cpu(input, weight, bias, *others):
+    parameters = Parameters(*others[:-2])
+    check(input, weight, bias, *parameters)
+    return torchs.forward(input, weight, bias, *parameters).contiguous()
 
 
 @torch.library.register_fake(NAME)
-def _fake(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision):
-    problem = check(input, weight, bias, stride, padding, output_padding, groups, dilation)
+def _fake(input, weight, bias, *others):
+    problem = check(input, weight, bias, *Parameters(*others[:-2]))
     return input.new_empty((problem.batch, problem.out_channels, problem.out_length))
 
 
@@ -166,17 +167,19 @@ def _gains(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: d
 
 
 @lru_cache(maxsize=1024)
-def ready_input(grad_output, weight, length, *parameters) -> Callable:
+def ready_input(grad_output, weight, length, *others) -> Callable:
+    parameters, precision = Parameters(*others[:-1]), others[-1]
     problem = grad_ops.problem_of(grad_output[0], weight[0][0], length, weight[0][2], parameters)
-    return _ready("grad_input", problem, grad_output, weight, precision=parameters[-1]) or (
+    return _ready("grad_input", problem, grad_output, weight, precision=precision) or (
         lambda grad_output, weight: grad_ops.torchs_input(grad_output, weight, length, parameters)
     )
 
 
 @lru_cache(maxsize=1024)
-def ready_weight(grad_output, input, kernel_size, *parameters) -> Callable:
+def ready_weight(grad_output, input, kernel_size, *others) -> Callable:
+    parameters, precision = Parameters(*others[:-1]), others[-1]
     problem = grad_ops.problem_of(grad_output[0], *input[0][1:], kernel_size, parameters)
-    return _ready("grad_weight", problem, grad_output, input, precision=parameters[-1]) or (
+    return _ready("grad_weight", problem, grad_output, input, precision=precision) or (
         lambda grad_output, input: grad_ops.torchs_weight(grad_output, input, kernel_size, parameters)
     )
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 
 from numba_tconv.formula.padding import WORDS, Parts, parts_of
+from numba_tconv.formula.problem import Parameters
 
-INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
+INTEGERS = Parameters._fields
 
 
 def is_own_padding(padding) -> bool:
@@ -40,6 +41,10 @@ class OwnSizes(NamedTuple):
     groups: int
     dilation: int
 
+    @property
+    def parameters(self) -> Parameters:
+        return Parameters(self.stride, self.parts.padding, self.parts.output_padding, self.groups, self.dilation)
+
 
 def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) -> OwnSizes:
     """The sizes of a call whose padding is a pair or a word.
@@ -47,9 +52,10 @@ def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) 
     Raises as ``checked_padding`` and ``integers``, RuntimeError if no output is left.
     """
     own = checked_padding(padding)
-    stride, _, output_padding, groups, dilation = integers(stride, 0, output_padding, groups, dilation)
+    given = Parameters(*integers(stride, 0, output_padding, groups, dilation))
+    stride, output_padding, dilation = given.stride, given.output_padding, given.dilation
     if weight.dim() != 3 or input.dim() not in (2, 3) or stride < 1 or dilation < 1:
-        return OwnSizes(stride, Parts(0, 0, output_padding, 0), 0, groups, dilation)  # refused later
+        return OwnSizes(stride, Parts(0, 0, output_padding, 0), 0, given.groups, dilation)  # refused later
     check_output_padding(output_padding, stride, dilation)
     length, taps = input.shape[-1], weight.shape[2]
     parts = parts_of(own, taps, stride, output_padding, dilation)
@@ -60,7 +66,7 @@ def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) 
         )
     if inside < 1:  # all outputs lie outside the signal
         parts, inside = Parts(left, 0, 0, 0), 0
-    return OwnSizes(stride, parts, inside, groups, dilation)
+    return OwnSizes(stride, parts, inside, given.groups, dilation)
 
 
 def with_ends(output, bias, parts: Parts, inside: int):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from numba_tconv.formula.padding import cover_of
+from numba_tconv.formula.problem import Parameters
 
 
 def forward(input, weight, bias, stride, padding, output_padding, groups, dilation) -> torch.Tensor:
@@ -21,11 +22,11 @@ def dropped(output: torch.Tensor, cover) -> torch.Tensor:
     return output[..., cover.left : output.shape[-1] - cover.right] if cover.left or cover.right else output
 
 
-def gradients(grad_output, input, weight, bias_sizes, parameters, wanted) -> tuple:
+def gradients(grad_output, input, weight, bias_sizes, parameters: Parameters, wanted) -> tuple:
     """The gradients for input, weight and bias; other arguments are ``aten.convolution_backward``'s."""
-    stride, padding, output_padding, groups, dilation, *_ = parameters
-    cover = cover_of(padding, output_padding, stride, dilation)
+    p = parameters
+    cover = cover_of(p.padding, p.output_padding, p.stride, p.dilation)
     if cover.left or cover.right:
         grad_output = torch.nn.functional.pad(grad_output, (cover.left, cover.right))
-    lists = [stride], [cover.padding], [dilation], True, [cover.output_padding]
-    return torch.ops.aten.convolution_backward(grad_output, input, weight, bias_sizes, *lists, groups, wanted)
+    lists = [p.stride], [cover.padding], [p.dilation], True, [cover.output_padding]
+    return torch.ops.aten.convolution_backward(grad_output, input, weight, bias_sizes, *lists, p.groups, wanted)

@@ -122,8 +122,7 @@ def test_explain(padding):
     layer = numba_tconv.ConvTranspose1d(4, 6, 8, 4, padding)
     found = explain(layer, (2, 4, 10)).problem
     x = torch.randn(2, 4, 10)
-    sizes = found.stride, found.padding, found.output_padding, found.groups, found.dilation
-    torch.testing.assert_close(torchs.forward(x, layer.weight, layer.bias, *sizes), layer(x))
+    torch.testing.assert_close(torchs.forward(x, layer.weight, layer.bias, *found.parameters), layer(x))
 
 
 def test_random_problems_have_every_kind_of_crop():

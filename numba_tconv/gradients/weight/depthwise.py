@@ -69,6 +69,15 @@ class Sizes(NamedTuple):
     split_vectors: int
 
 
+def make_multiply_in_place(config: Config):
+    """Build the products with a window that is read from memory; None unless ``in_place``."""
+    if not config.in_place:
+        return None
+    element, vector = ELEMENTS[config.dtype], config.vector
+    cases = placed(config.products, vector)
+    return multiply_runs(element, cases, config.taps.kernel_size, vector, vectors_of(element, config.window), 1)
+
+
 @cache
 def make_kernel(config: Config) -> Kernel:
     element, stride, kernel_size = ELEMENTS[config.dtype], config.taps.stride, config.taps.kernel_size
@@ -79,10 +88,7 @@ def make_kernel(config: Config) -> Kernel:
     fetch_x, fetch_x_guarded = load_run(element, positions), load_guarded(element, positions)
     fetch_g, fetch_g_guarded = load_run(element, window), load_guarded(element, window)
     multiply = multiply_add((config.products,))
-    in_place, multiply_in_place = config.in_place, None
-    if in_place:
-        cases = placed(config.products, vector)
-        multiply_in_place = multiply_runs(element, cases, kernel_size, vector, vectors_of(element, window), 1)
+    in_place, multiply_in_place = config.in_place, make_multiply_in_place(config)
     shared_sums, shared_parts = kernel_size * pitch, kernel_size * SUMMANDS
 
     def grad_weight_depthwise(grad_output, x, partials, sizes):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba import float32, types
+from numba import cuda, float32, int32, types, uint32
 
 from numba_tconv.kernels.common.tensor_core.outputs import Alignment
+from numba_tconv.ptx import device_function
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import flat, named
 
-from .tile import Config
+from .tile import COLUMN_WARPS, WARP_COLUMNS, Config
 
 
 class Input(NamedTuple):
@@ -58,6 +59,18 @@ class RowTile(NamedTuple):
     first_row: int  # row of taps
     first_channel: int  # of all groups
     channels_left: int
+
+
+def make_thread_of(config: Config):
+    tile_warps = config.tile_warps
+
+    @device_function
+    def thread_of(number):
+        lane, warp = int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0))
+        team, team_warp = int32(uint32(warp) // uint32(tile_warps)), int32(uint32(warp) % uint32(tile_warps))
+        return Thread(lane, team, team_warp, int32(team_warp // COLUMN_WARPS), int32((team_warp & 1) * WARP_COLUMNS))
+
+    return thread_of
 
 
 def types_of(config: Config) -> tuple:

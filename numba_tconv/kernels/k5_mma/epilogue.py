@@ -70,6 +70,19 @@ def output_of(y, weights, sizes, out_channels, alignment):
                   sizes.out_length, sizes.padding, alignment)  # fmt: skip
 
 
+def make_clear(words: int, threads: int):
+    """Build ``clear``: ``threads`` threads fill the staging buffer at address ``at`` with zeros."""
+
+    @device_function
+    def clear(at, thread):
+        e = int32(thread)
+        while e < words // 4:
+            st_shared(int32(at + e * 16), float32(0), float32(0), float32(0), float32(0))
+            e = int32(e + threads)
+
+    return clear
+
+
 def make_store_tile(config: Config):
     """Build a tile's store, and whether the buffer must begin as zeros.
 

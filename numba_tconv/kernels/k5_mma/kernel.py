@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 import torch
-from numba import cuda, float32, int32, int64, types, uint32, uint64
+from numba import cuda, float32, int32, int64, types, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.packed_weights import after_packing
@@ -37,19 +37,18 @@ from numba_tconv.ptx import (
     griddepcontrol_wait,
     recomputed,
     shared_address,
-    st_shared,
 )
 from numba_tconv.runtime import device
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike
 from numba_tconv.runtime.layout import Layout
 
-from .arguments import Input, Loop, RowTile, Sizes, Thread, Weights, bits_type, types_of
+from .arguments import Input, Loop, RowTile, Sizes, Weights, bits_type, make_thread_of, types_of
 from .choose import choose, config_of, resident_blocks
-from .epilogue import gaps_between, make_store_tile, output_of
+from .epilogue import gaps_between, make_clear, make_store_tile, output_of
 from .mainloop import make_products, make_start, make_window
 from .producer import BATCH, GroupInput, Shared, make_load, make_selectors_of
 from .resident import make_kernel as make_resident_kernel
-from .tile import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
+from .tile import RUN, Config, run_of
 
 GRID_AXIS = 65_535
 
@@ -79,18 +78,6 @@ def _make_multiply(config: Config):
     return multiply
 
 
-def _make_thread_of(config: Config):
-    tile_warps = config.tile_warps
-
-    @device_function
-    def thread_of(number):
-        lane, warp = int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0))
-        team, team_warp = int32(uint32(warp) // uint32(tile_warps)), int32(uint32(warp) % uint32(tile_warps))
-        return Thread(lane, team, team_warp, int32(team_warp // COLUMN_WARPS), int32((team_warp & 1) * WARP_COLUMNS))
-
-    return thread_of
-
-
 def _make_row_tile_of(config: Config):
     """Build a block's RowTile; neighbours read the same inputs."""
     phases, channels, row_parts = config.tile.phases, config.tile.channels, config.tile.row_parts
@@ -115,9 +102,10 @@ def _make_kernel(config: Config) -> Kernel:
     # Tensor cores truncate: CUDA cores add up short sums.
     exact, several_chunks = tile.parts == 2, tile.several_chunks
     totals, lane_rows = sums if exact else 1, 2 * fragments
-    thread_of, row_tile_of, selectors_of = _make_thread_of(config), _make_row_tile_of(config), make_selectors_of(config)
+    thread_of, row_tile_of, selectors_of = make_thread_of(config), _make_row_tile_of(config), make_selectors_of(config)
     (aim, load), (load_biases, start), multiply = make_load(config), make_start(config), _make_multiply(config)
     store_tile, zeros_first = make_store_tile(config)
+    clear = make_clear(tiles * staging, threads)
     wait_for_stage, bits_of_x = cp_async_wait(stages - 2), bits_type(config)
     run_of_column = device_function(run_of)
 
@@ -187,10 +175,7 @@ def _make_kernel(config: Config) -> Kernel:
         me, row_tile = thread_of(number), row_tile_of(block, loop.group_tiles, sizes.out_per_group)
         cuda.syncthreads()  # staging overwrites the stages
         if zeros_first:
-            e = int32(number)
-            while e < tiles * staging // 4:
-                st_shared(base + e * 16, float32(0), float32(0), float32(0), float32(0))
-                e = int32(e + threads)
+            clear(base, number)
             cuda.syncthreads()
         n, j = divmod((column_tile + me.team) * advance, sizes.columns)
         place = Place(n, j, row_tile.first_row, row_tile.first_channel, row_tile.channels_left, 0, 0)

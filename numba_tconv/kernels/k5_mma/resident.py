@@ -21,16 +21,38 @@ from numba_tconv.ptx import (
     griddepcontrol_wait,
     recomputed,
     shared_address,
-    st_shared,
 )
 from numba_tconv.runtime.kernel import Kernel
 
-from .arguments import RowTile, Thread, types_of
-from .epilogue import make_store_tile, output_of
+from .arguments import RowTile, make_thread_of, types_of
+from .epilogue import make_clear, make_store_tile, output_of
 from .load_ahead import Ahead, Walk, make_load_ahead
 from .mainloop import make_products, make_start, make_window
 from .producer import GroupInput, Share, make_selectors_of
-from .tile import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
+from .tile import RUN, Config, run_of
+
+
+def _make_load_weights(config: Config):
+    """Build ``load_weights``: a block copies its weights, which begin at element ``first``, to address ``to``."""
+    all_weights, threads = config.resident_weights, config.threads
+
+    @device_function
+    def load_weights(to, packed, first, thread):
+        e, source = int32(thread * 16), global_address(packed, first)
+        while e < all_weights:
+            cp_async_vector(to + e, source + e)
+            e = int32(e + threads * 16)
+        cp_async_commit()
+
+    return load_weights
+
+
+def _input_of(x, sizes, columns, group):
+    """The group's inputs, with 32-bit sizes."""
+    batch, length, first_column = int32(sizes.batch), int32(sizes.length), int32(sizes.first_column)
+    channels = int32(sizes.in_per_group)
+    first_row = group * sizes.in_per_group * x.stride_c
+    return GroupInput(x.data, batch, length, columns, first_column, channels, first_row, x.stride_n, x.stride_c)
 
 
 @cache
@@ -44,37 +66,28 @@ def make_kernel(config: Config) -> Kernel:
     chunk_bytes, stage_weights = tile.depth * pitch * itemsize, tile.depth_weights
     sums, operands, exact = fragments * RUN * 4, 2 * tile.parts * config.window, tile.parts == 2
     totals, lane_rows = sums if exact else 1, 2 * fragments
-    phases, channels, row_parts = tile.phases, tile.channels, tile.row_parts
-    tile_warps, selectors_of = config.tile_warps, make_selectors_of(config)
+    thread_of, selectors_of = make_thread_of(config), make_selectors_of(config)
     aim, load, next_stage = make_load_ahead(config)
-    load_window, products = make_window(config), make_products(config)
-    load_biases, start = make_start(config)
+    load_window, products, (load_biases, start) = make_window(config), make_products(config), make_start(config)
     store_tile, zeros_first = make_store_tile(config)
+    phases, channels, row_parts = tile.phases, tile.channels, tile.row_parts
+    clear, load_weights = make_clear(staging, team_threads), _make_load_weights(config)
     await_copies, row_lanes, vector = cp_async_wait(stages - 2), config.row_lanes, config.x_vector
-    run_of_column = device_function(run_of)
+    run_of_column, input_of = device_function(run_of), device_function(_input_of)
 
     def k5_mma(x, weights, y, sizes, loop, column_tiles, alignment):
         shared = cuda.shared.array(0, dtype=float32)
         base = shared_address(shared, 0)
-        thread = int32(cuda.threadIdx.x)
-        lane, warp = int32(thread & 31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0))
-        team, team_warp = int32(uint32(warp) // uint32(tile_warps)), int32(uint32(warp) % uint32(tile_warps))
-        team_thread, team_at = int32(team_warp * 32 + lane), int32(all_weights + team * team_bytes)
-        warp_row, warp_column = int32(team_warp // COLUMN_WARPS), int32((team_warp & 1) * WARP_COLUMNS)
-        me = Thread(lane, team, team_warp, warp_row, warp_column)
-        block = int32(cuda.blockIdx.x)
+        thread, block = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
+        me = thread_of(thread)
+        team_thread, team_at = int32(me.warp * 32 + me.lane), int32(all_weights + me.team * team_bytes)
         group = int32(block // int32(loop.group_tiles))
         group_tile = int32(block - group * int32(loop.group_tiles))
-        first_row = int32(group_tile % row_parts * phases)
-        first_channel = int32(group_tile // row_parts * channels)
+        first_row, first_channel = int32(group_tile % row_parts * phases), int32(group_tile // row_parts * channels)
         steps, out_channels = int32(loop.tap_chunks * loop.stages_a_chunk), sizes.out_per_group * sizes.groups
 
         griddepcontrol_wait()  # for packed weights
-        e, from_w = int32(thread * 16), global_address(weights.packed, int64(block) * steps * (w_stage // itemsize))
-        while e < all_weights:
-            cp_async_vector(base + e, from_w + e)
-            e = int32(e + threads * 16)
-        cp_async_commit()
+        load_weights(base, weights.packed, int64(block) * steps * (w_stage // itemsize), thread)
         scales = scales_of(weights.packed[uint64(weights.packed.shape[0] - 1)]) if exact else (int32(0), int32(0))
 
         column = lead - halo + me.first_column + run_of_column(me.lane >> 2, itemsize) * RUN
@@ -87,27 +100,18 @@ def make_kernel(config: Config) -> Kernel:
         biases = cuda.local.array(lane_rows, dtype=float32)
         for z in range(sums):
             acc[z] = float32(0)
-        row_tile = RowTile(
-            group,
-            first_row,
-            int32(group * sizes.out_per_group + first_channel),
-            int32(sizes.out_per_group - first_channel),
-        )
+        channel = int32(group * sizes.out_per_group + first_channel)
+        row_tile = RowTile(group, first_row, channel, int32(sizes.out_per_group - first_channel))
         load_biases(biases, weights, int32(me.warp_row * (fragments * 16) + (me.lane >> 2)), row_tile)
         if zeros_first:
-            e = int32(team_thread)
-            while e < staging // 4:
-                st_shared(int32(base + team_at + staging_at + e * 16), float32(0), float32(0), float32(0), float32(0))
-                e = int32(e + team_threads)
+            clear(int32(base + team_at + staging_at), team_thread)
 
         step, tile_now = int32(cuda.gridDim.y * teams), int32(cuda.blockIdx.y * teams + me.team)
         n_step, j_step = divmod(int64(step) * advance, sizes.columns)
         n, j = divmod(int64(tile_now) * advance, sizes.columns)
         n, j, all_tiles, columns = int32(n), int32(j), int32(column_tiles), int32(sizes.columns)
         walk = Walk(step, int32(n_step), int32(j_step), int32(loop.tap_chunks), all_tiles)
-        signal = GroupInput(x.data, int32(sizes.batch), int32(sizes.length), columns, int32(sizes.first_column),
-                        int32(sizes.in_per_group), group * sizes.in_per_group * x.stride_c,
-                        x.stride_n, x.stride_c)  # fmt: skip
+        signal = input_of(x, sizes, columns, group)
         share = Share(int32(uint32(team_thread) // uint32(row_lanes)), int32(team_thread & (row_lanes - 1)))
         to = recomputed(int32(base + team_at + (share.row * pitch + share.first_copy * vector) * itemsize))
         source = aim(n, j, int32(0), tile_now < all_tiles, share, signal)

@@ -48,16 +48,15 @@ def costs_of(direction: str, p: Problem) -> list[Problem]:
 
 
 def torch_forward(x, weight, bias, p: Problem) -> torch.Tensor:
-    return torchs.forward(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation)
+    return torchs.forward(x, weight, bias, *p.parameters)
 
 
 def by_torch(result: str, operands: Operands, p: Problem) -> torch.Tensor:
     x, weight = operands.x, operands.weight
     if result == FORWARD:
         return torch_forward(x, weight, operands.bias, p)
-    sizes = p.stride, p.padding, p.output_padding, p.groups, p.dilation
     wanted = [result == name for name in OF_GRADIENTS]
-    gradients = torchs.gradients(operands.grad_output, x, weight, [p.out_channels], sizes, wanted)
+    gradients = torchs.gradients(operands.grad_output, x, weight, [p.out_channels], p.parameters, wanted)
     return gradients[wanted.index(True)]
 
 
@@ -73,13 +72,12 @@ def our_forward(x, weight, bias, p: Problem, precision: str) -> torch.Tensor:
 def by_selection(result: str, operands: Operands, p: Problem, precision: str) -> torch.Tensor:
     if result == FORWARD:
         return our_forward(*operands.of(result), p, precision)
-    parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation, precision
     if result == "grad_bias":
         return grad_ops.grad_bias(operands.grad_output, precision)
     size, operator = (
         (p.length, grad_ops.grad_input) if result == "grad_input" else (p.kernel_size, grad_ops.grad_weight)
     )
-    return operator(*operands.of(result), size, *parameters)
+    return operator(*operands.of(result), size, *p.parameters, precision)
 
 
 def by_autograd(forward: Callable, operands: Operands, p: Problem) -> dict[str, torch.Tensor]:

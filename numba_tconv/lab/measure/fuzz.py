@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,15 +27,25 @@ from numba_tconv.torch_api import torchs
 from .bench import DTYPES
 from .directions import Operands, shape_of
 
-# Stride, kernel size, dilation, a group's input and output channels: few, to limit compilation.
-STRUCTURES = [
+
+class Structure(NamedTuple):
+    stride: int
+    kernel_size: int
+    dilation: int
+    in_per_group: int
+    out_per_group: int
+
+
+# Few, to limit compilation.
+_USUAL = [
     *[(1, 1, 1, 16, 16), (1, 3, 1, 128, 128), (1, 5, 3, 32, 64), (1, 7, 1, 24, 130), (1, 11, 5, 17, 40)],
     *[(1, 41, 1, 9, 10), (2, 4, 1, 128, 64), (2, 3, 2, 32, 64), (2, 2, 1, 40, 72), (2, 5, 3, 20, 33)],
     *[(3, 7, 1, 37, 53), (3, 7, 5, 16, 24), (4, 8, 1, 48, 8), (4, 6, 2, 8, 16), (5, 10, 1, 64, 32)],
     *[(5, 3, 1, 10, 12), (6, 9, 4, 12, 20), (8, 16, 1, 64, 32), (8, 9, 12, 24, 40), (16, 32, 1, 16, 9)],
     *[(12, 5, 18, 8, 8), (100, 130, 1, 8, 3), (256, 512, 1, 8, 1), (2, 4, 1, 1, 1), (1, 9, 700, 16, 16)],
 ]
-TINY_STRUCTURES = [(1, 3, 1, 2, 3), (2, 4, 1, 3, 2), (2, 3, 2, 2, 2), (3, 5, 2, 1, 3), (4, 2, 1, 2, 1), (2, 3, 5, 1, 1)]
+_TINY = [(1, 3, 1, 2, 3), (2, 4, 1, 3, 2), (2, 3, 2, 2, 2), (3, 5, 2, 1, 3), (4, 2, 1, 2, 1), (2, 3, 5, 1, 1)]
+STRUCTURES, TINY_STRUCTURES = ([Structure(*numbers) for numbers in some] for some in (_USUAL, _TINY))
 REPORT_S = 30
 
 
@@ -97,14 +107,13 @@ class Case:
 def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
     p = problem
     first, *others = (None if t is None else t.double() for t in operands)
-    parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation
     if of == "forward":
-        return torchs.forward(first, *others, *parameters)
+        return torchs.forward(first, *others, *p.parameters)
     if of == "grad_bias":
         return first.sum((0, 2))
     if of == "grad_input":
-        return grad_ops.torchs_input(first, *others, p.length, (*parameters, "fp64"))
-    return grad_ops.torchs_weight(first, *others, p.kernel_size, (*parameters, "fp64"))
+        return grad_ops.torchs_input(first, *others, p.length, p.parameters)
+    return grad_ops.torchs_weight(first, *others, p.kernel_size, p.parameters)
 
 
 def bound(of: str, operands, problem: Problem, dtype: torch.dtype, precision: str) -> torch.Tensor:
@@ -134,7 +143,7 @@ def draw(seed: int, number: int) -> Case:
 
 def _problem(drawn: random.Random) -> Problem:
     structure = drawn.choice(TINY_STRUCTURES if SIMULATOR else STRUCTURES)
-    stride, kernel_size, dilation, in_per_group, out_per_group = structure
+    stride, kernel_size, dilation = structure.stride, structure.kernel_size, structure.dilation
     # Around one tile of columns and beyond; less for long strides.
     longest = 12 if SIMULATOR else drawn.choice((140, max(1, 2000 // stride)))
     length, groups = drawn.randint(1, longest), drawn.randint(1, 2 if SIMULATOR else 3)
@@ -145,7 +154,11 @@ def _problem(drawn: random.Random) -> Problem:
     padding = drawn.choice((drawn.randint(0, most), (drawn.randint(0, most), drawn.randint(0, most)), *WORDS))
     parts = parts_of(padding, kernel_size, stride, output_padding, dilation)
     return Problem(
-        *(drawn.randint(1, 2 if SIMULATOR else 5), groups * in_per_group, groups * out_per_group, kernel_size, length),
+        batch=drawn.randint(1, 2 if SIMULATOR else 5),
+        in_channels=groups * structure.in_per_group,
+        out_channels=groups * structure.out_per_group,
+        kernel_size=kernel_size,
+        length=length,
         stride=stride,
         padding=parts.padding,
         output_padding=parts.output_padding,

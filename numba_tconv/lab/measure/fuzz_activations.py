@@ -39,22 +39,23 @@ class Case:
         return f"from numba_tconv.lab.measure.fuzz_activations import *; {self!r}.check()"
 
     def check(self) -> None:
-        x, up, down, alpha, beta, dy = self.operands()
-        choices = self.sizes.up_ratio, self.sizes.down_ratio, self.log_scale, self.activation
-        exact = [one if one is None else one.double().clone().requires_grad_() for one in (x, up, down, alpha, beta)]
-        y = ops.composed(*exact, *choices)
-        given = [one for one in (exact[0], *exact[3:]) if one is not None]
+        tensors, dy = self.operands()
+        form = ops.Form(self.sizes.up_ratio, self.sizes.down_ratio, self.log_scale, self.activation)
+        exact = ops.Tensors(*(one if one is None else one.double().clone().requires_grad_() for one in tensors))
+        y = ops.composed(*exact, *form)
+        given = [one for one in (exact.x, exact.alpha, exact.beta) if one is not None]
         wanted = [y.detach(), *torch.autograd.grad(y, given, dy.double())]
-        found = self.computed(x, up, down, alpha, beta, dy)
+        found = self.computed(tensors, dy)
         for name, one, right, limit in zip(
             ("y", "dx", "dalpha", "dbeta"), found, wanted, self.limits(exact, dy), strict=False
         ):
             far = (one.double() - right).abs()
-            wrong = ~(far <= limit + torch.finfo(x.dtype).eps * right.abs())
+            wrong = ~(far <= limit + torch.finfo(dy.dtype).eps * right.abs())
             if wrong.any():
                 raise Mismatch(f"{int(wrong.sum())} of {wrong.numel()} elements of {name} are wrong")
 
-    def operands(self):
+    def operands(self) -> tuple[ops.Tensors, torch.Tensor]:
+        """The activation's tensors and the gradient for its output."""
         s, dtype, where = self.sizes, DTYPES[self.dtype], "cpu" if SIMULATOR else "cuda"
         generator = torch.Generator(where).manual_seed(self.seed)
 
@@ -68,13 +69,12 @@ class Case:
         filters = [tensor(count).softmax(0).to(dtype) for count in (s.up_taps, s.down_taps)]
         snake = self.activation == "snake"
         alpha, beta = (tensor(s.channels).sigmoid().add(0.3).to(dtype) if snake else None for _ in range(2))
-        return signal(s.length), *filters, alpha, None if self.tied else beta, signal(s.out_length)
+        return ops.Tensors(signal(s.length), *filters, alpha, None if self.tied else beta), signal(s.out_length)
 
-    def computed(self, x, up, down, alpha, beta, dy):
-        first = up if alpha is None else alpha
-        others = up, down, first, first if beta is None else beta
-        index = -1 if SIMULATOR else x.get_device()
-        x, dy = ops.adjacent(x), ops.adjacent(dy)
+    def computed(self, tensors: ops.Tensors, dy):
+        others = tensors.beside_x()
+        index = -1 if SIMULATOR else dy.get_device()
+        x, dy = ops.adjacent(tensors.x), ops.adjacent(dy)
         forward = ops.ready(self.sizes, x.stride(), x.dtype, index, self.activation, self.log_scale)
         config = tile.choose(self.sizes, x.dtype, self.activation, self.log_scale, self.parameters)
         gradients = ops.ready_gradients(self.sizes, x.stride(), dy.stride(), config, index, self.tied)
@@ -83,17 +83,17 @@ class Case:
 
     def limits(self, exact, dy) -> tuple[float, float, float, float]:
         """Largest errors beside one rounding: UNITS of the largest number on the way."""
-        x, up, down, alpha, beta = (None if one is None else one.detach() for one in exact)
-        u = float(self.sizes.up_ratio * up.abs().sum() * x.abs().max())
+        t = ops.Tensors(*(None if one is None else one.detach() for one in exact))
+        u = float(self.sizes.up_ratio * t.up_filter.abs().sum() * t.x.abs().max())
         a = b = 1.0
-        if alpha is not None:
-            beta = alpha if beta is None else beta
+        if t.alpha is not None:
+            alpha, beta = t.alpha, t.alpha if t.beta is None else t.beta
             a = float((alpha.exp() if self.log_scale else alpha).max())
             b = float((beta.exp() if self.log_scale else beta).min())
-        unit, gain = UNITS * SUMS[dy.dtype], float(down.abs().sum())
+        unit, gain = UNITS * SUMS[dy.dtype], float(t.down_filter.abs().sum())
         phase = 1 + a * u
         slope = 1 + a / b * phase
-        grad = float(self.sizes.down_taps * down.abs().max() * dy.double().abs().max())
+        grad = float(self.sizes.down_taps * t.down_filter.abs().max() * dy.double().abs().max())
         terms = self.sizes.batch * self.sizes.up_length
         of_parameters = unit * terms**0.5 * grad * (1 + phase) * phase / min(1, b) ** 2
         of_x = unit * self.sizes.up_taps * grad * slope

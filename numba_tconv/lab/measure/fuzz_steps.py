@@ -99,10 +99,18 @@ def draw(seed: int, number: int) -> Case:
     drawn = random.Random(f"steps {seed} {number}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     structure = drawn.choice(STRUCTURES if device == "cuda" else TINY_STRUCTURES)
-    stride, kernel_size, dilation, in_per_group, out_per_group = structure
     groups = drawn.randint(1, 3)
-    sizes = groups * in_per_group, groups * out_per_group, kernel_size, 1
-    layer = Problem(1, *sizes, stride, groups=groups, dilation=dilation, bias=drawn.random() < 0.5)
+    layer = Problem(
+        batch=1,
+        in_channels=groups * structure.in_per_group,
+        out_channels=groups * structure.out_per_group,
+        kernel_size=structure.kernel_size,
+        length=1,
+        stride=structure.stride,
+        groups=groups,
+        dilation=structure.dilation,
+        bias=drawn.random() < 0.5,
+    )
     dtype = drawn.choice(list(PRECISIONS) if device == "cuda" else [torch.float32, torch.float64])
     few = drawn.choice((1, 3, MOST_NEW))
     chunks = tuple(drawn.randint(1, few) for _ in range(drawn.randint(1, MOST_STEPS)))

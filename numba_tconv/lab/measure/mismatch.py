@@ -77,9 +77,12 @@ def _pattern(wrong: torch.Tensor, p: Problem) -> str:
     """The smallest product of samples, groups, channels, phases and positions that holds ``wrong``, and how much of it
     is wrong."""
     wrong = wrong.unflatten(1, (p.groups, p.out_channels_per_group))
-    samples, groups, channels, positions = (
-        wrong.any(dim=[other for other in range(4) if other != axis]).nonzero().flatten().tolist() for axis in range(4)
-    )
+
+    def along(axis):
+        """Places on this axis that hold a wrong output."""
+        return wrong.any(dim=[other for other in range(4) if other != axis]).nonzero().flatten().tolist()
+
+    samples, groups, channels, positions = along(0), along(1), along(2), along(3)
     phases = sorted({(o + p.padding) % p.stride for o in positions})
     eligible = [o for o in range(p.out_length) if (o + p.padding) % p.stride in phases]
     of_groups = _words(groups, p.groups, "group")

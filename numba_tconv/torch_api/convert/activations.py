@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from numba_tconv.torch_api.alias_free import SNAKE, AliasFreeActivation, Form, computed, tensors_of
+from numba_tconv.torch_api.alias_free import SNAKE, AliasFreeActivation, computed, tensors_of
+from numba_tconv.torch_api.alias_free_operators import Form, Tensors
 
 from .counterparts import HOOKS, MOST_ERROR, counterpart, one_thread, other_arguments, relative_error
 
@@ -149,4 +150,5 @@ def _copied(module: nn.Module) -> nn.Module:
 
 
 def _error(tensors: list, form: Form, x: torch.Tensor, expected: torch.Tensor) -> float:
-    return relative_error(computed(x, *tensors, *form), expected)
+    alpha, beta, *filters = tensors
+    return relative_error(computed(Tensors(x, *filters, alpha, beta), form), expected)

@@ -23,6 +23,7 @@ from numba_tconv.ptx import (
     cp_async,
     cp_async_commit,
     cp_async_wait,
+    device_function,
     griddepcontrol_wait,
     shared_base,
     store_vectors,
@@ -35,7 +36,7 @@ from numba_tconv.runtime.layout import room
 
 from .choose import choose
 from .epilogue import make_store
-from .mainloop import Pair, Registers, make_multiply
+from .mainloop import Multiply, Pair, Registers, make_multiply
 from .pack import make_kernel as make_pack
 from .pack import prepare_pack
 from .producer import make_load
@@ -76,29 +77,93 @@ class Block(NamedTuple):
     column: int
 
 
+def _make_multiply_next(config: Config, multiply: Multiply):
+    """Build ``multiply_channel``, all phases of a channel, some long, and ``multiply_pairs``, a turn of pairs alike.
+
+    ``g`` and ``w``: addresses of their operands. They return the next ones."""
+    pairs_a_turn, short_a_turn = config.pairs_a_turn, config.short_a_turn
+    long_phases, short_phases = config.long_phases, config.phases - config.long_phases
+    pitch, w_pitch = config.itemsize * config.pitch, config.itemsize * config.tap_chunk * config.block_m
+    w_short_pitch = config.itemsize * (config.tap_chunk - 1) * config.block_m
+    multiply_long, multiply_turn, multiply_short_turn = multiply.long, multiply.turn, multiply.short_turn
+
+    @device_function
+    def multiply_channel(registers, g, w, full_phases, taps):
+        # Long phases come last, to keep the loop fast.
+        g_long, w_long = g, w
+        g, w = int32(g + long_phases * pitch), int32(w + long_phases * w_pitch)
+        p = int32(0)
+        while p < short_phases:
+            pair = Pair(g, w, w_short_pitch, 0, full_phases, taps)
+            multiply_short_turn(int32(0), (registers, pair))
+            g, w = int32(g + short_a_turn * pitch), int32(w + short_a_turn * w_short_pitch)
+            p = int32(p + short_a_turn)
+        for _ in range(long_phases):
+            pair = Pair(g_long, w_long, w_pitch, 0, full_phases, taps)
+            multiply_long(int32(0), (registers, pair))
+            g_long, w_long = int32(g_long + pitch), int32(w_long + w_pitch)
+        return g, w
+
+    @device_function
+    def multiply_pairs(registers, g, w, number, full_phases, taps):
+        pair = Pair(g, w, w_pitch, number, full_phases, taps)
+        multiply_turn(int32(0), (registers, pair))
+        return int32(g + pairs_a_turn * pitch), int32(w + pairs_a_turn * w_pitch)
+
+    return multiply_channel, multiply_pairs
+
+
+def _make_put_aside(config: Config):
+    """Build ``put_aside``: adds the partial sums at ``e`` if ``adds``, stores the sums there, and zeroes them."""
+    all_sums, vector, accumulator = config.thread_m * config.thread_n, config.vector, ELEMENTS[config.dtype].accumulator
+    add = add_vectors(all_sums // vector, config.threads * vector)
+    store = store_vectors(all_sums // vector, config.threads * vector)
+
+    @device_function
+    def put_aside(sums, shared, e, adds):
+        if adds:
+            add(sums, shared, e)
+        store(shared, e, sums)
+        for z in range(all_sums):
+            sums[z] = accumulator(0)
+
+    return put_aside
+
+
+def _make_copy_weights(config: Config):
+    """Build ``copy_weights``: a block copies a stage's weights from ``first`` to element ``to`` of shared memory."""
+    threads, vector, w_stage = config.threads, config.vector, config.w_stage
+    copies, copy = -(-w_stage // (vector * threads)), cp_async(vector)
+
+    @device_function
+    def copy_weights(shared, to, weights, first, thread):
+        for j in range(copies):
+            e = int32((thread + j * threads) * vector)
+            if (j + 1) * threads * vector <= w_stage or e < w_stage:
+                copy(shared, to + e, weights, first + e, True)
+
+    return copy_weights
+
+
 @cache
 def make_kernel(config: Config) -> Kernel:
     threads, vector, vector_m, stages = config.threads, config.vector, config.vector_m, config.stages
-    block_m, block_n, thread_m, thread_n = config.block_m, config.block_n, config.thread_m, config.thread_n
+    block_n, thread_m, thread_n = config.block_n, config.thread_m, config.thread_n
     lanes_m, lanes_n, warps_n = config.lanes_m, 32 // config.lanes_m, config.warps_n
-    tap_chunk, phases, channels, pairs = config.tap_chunk, config.phases, config.channels, config.pairs
-    long_phases, short_phases = config.long_phases, config.phases - config.long_phases
-    pairs_a_turn, short_a_turn = config.pairs_a_turn, config.short_a_turn
+    phases, channels, pairs = config.phases, config.channels, config.pairs
+    long_phases, pairs_a_turn = config.long_phases, config.pairs_a_turn
     itemsize, g_stage, w_stage = config.itemsize, config.g_stage, config.w_stage
-    stage, w_copies = g_stage + w_stage, -(-w_stage // (vector * threads))
-    pitch, w_pitch = itemsize * config.pitch, itemsize * tap_chunk * block_m
-    w_short_pitch = itemsize * (tap_chunk - 1) * block_m
+    stage = g_stage + w_stage
     partial, partials, table_entries = config.partial, config.partials, config.entries
     all_sums, all_columns, early_launch = thread_m * thread_n, thread_n + config.halo, config.early_launch
     element = ELEMENTS[config.dtype]
     accumulator = element.accumulator
-    copy_weights, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)
+    copy_weights, wait_for_stage = _make_copy_weights(config), cp_async_wait(stages - 2)
     fill_table, fetch = make_load(config)
     multiply = make_multiply(config)
-    taps_of_stage, multiply_long = multiply.taps_of_stage, multiply.long
-    multiply_turn, multiply_short_turn = multiply.turn, multiply.short_turn
+    taps_of_stage, (multiply_channel, multiply_pairs) = multiply.taps_of_stage, _make_multiply_next(config, multiply)
     add_partial_sums = add_vectors(all_sums // vector, threads * vector)
-    store_partial_sums = store_vectors(all_sums // vector, threads * vector)
+    put_aside = _make_put_aside(config)
     store = make_store(config)
 
     def grad_input_tile(grad_output, weights, grad_input, sizes, grid):
@@ -141,10 +206,7 @@ def make_kernel(config: Config) -> Kernel:
                 fetch(shared, load_slot, grad_output.data, source, grad_output.stride_c, channels_left, table)
                 if early_launch and channel == 0:
                     griddepcontrol_wait()
-                for j in range(w_copies):
-                    e = int32((thread + j * threads) * vector)
-                    if (j + 1) * threads * vector <= w_stage or e < w_stage:
-                        copy_weights(shared, load_slot + g_stage + e, weights, packed + e, True)
+                copy_weights(shared, load_slot + g_stage, weights, packed, thread)
                 load_slot = int32(load_slot + stage if load_slot < (stages - 1) * stage else 0)
                 packed += w_stage
                 source += channels * grad_output.stride_c
@@ -163,58 +225,26 @@ def make_kernel(config: Config) -> Kernel:
                 if long_phases:
                     channels_of_stage = int32(channels)
                     while channels_of_stage > 0:
-                        # Long phases come last, to keep the loop fast.
-                        g_long, w_long = g, w
-                        g, w = int32(g + long_phases * pitch), int32(w + long_phases * w_pitch)
-                        p = int32(0)
-                        while p < short_phases:
-                            pair = Pair(g, w, w_short_pitch, 0, full_phases, taps)
-                            multiply_short_turn(int32(0), (registers, pair))
-                            g, w = int32(g + short_a_turn * pitch), int32(w + short_a_turn * w_short_pitch)
-                            p = int32(p + short_a_turn)
-                        for _ in range(long_phases):
-                            pair = Pair(g_long, w_long, w_pitch, 0, full_phases, taps)
-                            multiply_long(int32(0), (registers, pair))
-                            g_long, w_long = int32(g_long + pitch), int32(w_long + w_pitch)
+                        g, w = multiply_channel(registers, g, w, full_phases, taps)
                         channels_of_stage = int32(channels_of_stage - 1)
                 else:
                     number = int32(0)
                     while number < pairs:
-                        pair = Pair(g, w, w_pitch, number, full_phases, taps)
-                        multiply_turn(int32(0), (registers, pair))
-                        g, w = int32(g + pairs_a_turn * pitch), int32(w + pairs_a_turn * w_pitch)
+                        g, w = multiply_pairs(registers, g, w, number, full_phases, taps)
                         number = int32(number + pairs_a_turn)
                 until_aside = int32(until_aside - 1)
                 if partial and until_aside == 0:
                     until_aside = int32(partial)
-                    if s >= partial:
-                        add_partial_sums(sums, shared, partials + thread * vector)
-                    store_partial_sums(shared, partials + thread * vector, sums)
-                    for z in range(all_sums):
-                        sums[z] = accumulator(0)
+                    put_aside(sums, shared, partials + thread * vector, s >= partial)
             s = int32(s + 1)
 
         if partial and total >= partial:
             add_partial_sums(sums, shared, partials + thread * vector)
         store(sums, shared, block, grad_input, sizes, grid)
 
-    stored = element.storage
-    signature = (
-        arguments(Signal, data=flat(stored)),
-        flat(accumulator),
-        flat(stored),
-        arguments(Sizes),
-        arguments(Grid),
-    )
-    return Kernel(
-        "grad_input_tile",
-        grad_input_tile,
-        signature,
-        threads,
-        config.shared_bytes,
-        config.min_blocks,
-        key=repr(config),
-    )
+    name, stored = "grad_input_tile", flat(element.storage)
+    signature = arguments(Signal, data=stored), flat(accumulator), stored, arguments(Sizes), arguments(Grid)
+    return Kernel(name, grad_input_tile, signature, threads, config.shared_bytes, config.min_blocks, key=repr(config))
 
 
 class InputTile(GradientRung):
