@@ -35,6 +35,7 @@ PRODUCTS = {
     "K = s, nothing is kept": _layer((16, 4), 4, 4),
     "groups": _layer((48, 12), 4, 2, groups=2, bias=True),
     "rows that fill no product": _layer((16, 8), 10, 5, bias=True),
+    "four phases of 16 bits, half a row": _layer((16, 8), 8, 4),
     MATRICES: _layer((40, 3), 16, 8, bias=True),
 }
 

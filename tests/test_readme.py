@@ -79,8 +79,20 @@ def test_a_line_of_steps_has_the_newest_times():
     older = stepped(us_p50=1.0, time="2020-01-01T00:00:00Z")
     more = stepped(frames=4, us_p50=20.0), stepped(mode="eager", us_p50=50.0, by_hand_us_p50=60.0)
     page = streaming.render([stepped(), *more, older])
-    assert cells_of(page) == ["mimi_1", "float32", "1", "10.0, 3.0x", "-", "20.0, 1.5x", "-", "50.0, 1.2x"]
+    assert cells_of(page) == ["mimi_1", "float32", "1", "10.0, 3.0x", "20.0, 1.5x", "50.0, 1.2x"]
     assert page.startswith("## Streaming\n\nMicroseconds")
+    others = [stepped(layer="a new one"), stepped(dtype="bfloat16"), stepped(batch=8), stepped(frames=16)]
+    lines = streaming.markdown([*others, stepped()]).splitlines()
+    assert "T = 1 | " in lines[0]
+    assert "T = 16" in lines[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")][:3] for line in lines[2:]]
+    told = [
+        ("mimi_1", "float32", "1"),
+        ("mimi_1", "float32", "8"),
+        ("mimi_1", "bfloat16", "1"),
+        ("a new one", "float32", "1"),
+    ]
+    assert cells == [list(line) for line in told]
 
 
 def test_a_line_of_short_signals_has_both_ways_and_the_step():
@@ -93,6 +105,12 @@ def test_a_line_of_short_signals_has_both_ways_and_the_step():
     page = segments.render([alone, joined, step])
     assert cells_of(page) == ["hifigan_u1", "float32, tf32", "32", "0.09", "0.03", "0.04", "0.2", "0.3"]
     assert cells_of(segments.render([alone])) == ["hifigan_u1", "float32, tf32", "32", "0.09", "-", "-", "-", "-"]
+    older = timed("auto", 9.0, 9.0, time="2020-01-01T00:00:00Z")
+    half = replace(timed("auto", 0.02, 0.05), dtype="bfloat16", precision="bfloat16")
+    lines = segments.render([half, alone, joined, older]).splitlines()
+    assert [line.split("|")[2].strip() for line in lines[-2:]] == ["float32, tf32", "bfloat16"]
+    assert cells_of("\n".join(lines[:-1])) == ["hifigan_u1", "float32, tf32", "32", "0.09", "0.03", "0.04", "-", "-"]
+    assert segments.render([timed("auto", 1.0, None, direction="grad_input")])
     assert segments.render([]) == ""
 
 

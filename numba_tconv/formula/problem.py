@@ -103,6 +103,7 @@ class Problem:
 
     @property
     def parameters(self) -> Parameters:
+        """Stride, padding, output padding, groups and dilation."""
         return Parameters(self.stride, self.padding, self.output_padding, self.groups, self.dilation)
 
     @cached_property

@@ -130,7 +130,7 @@ class Ring:
 
 
 def deepest(config, step: int = 1):
-    """``config`` with the most stages that fit (MOST_STAGES, less multiples of ``step``)."""
+    """``config`` with the most stages that fit (MOST_STAGES, less multiples of ``step``), or None."""
     rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -step))
     return next((ring for ring in rings if ring.shared_bytes <= H200.shared_per_block), None)
 

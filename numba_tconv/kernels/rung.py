@@ -37,7 +37,6 @@ class Rung:
     idea: str
     minimum_cc = (0, 0)  # least compute capability
     exact_cc: tuple[int, int] | None = None  # the only one, if any
-    tile_positions: int | None = None  # of each tile, where shorter signals would leave it empty
 
     def supports(self, problem: Problem, dtype: torch.dtype, precision: str) -> str | None:
         """None if this rung computes ``problem`` on some GPU, else why not."""
@@ -76,6 +75,10 @@ class Rung:
 
     def predicted_ms(self, problem: Problem, config, device: Device) -> float | None:
         """Milliseconds by the cost model, or None."""
+        return None
+
+    def slowdown(self, problem: Problem, config) -> float | None:
+        """How many times as long as ``predicted_ms`` a batch of short signals takes; None if joining gains nothing."""
         return None
 
     def tiny_configs(self, problem: Problem, dtype: torch.dtype) -> list:

@@ -1,4 +1,7 @@
-"""Short signals of a batch, joined end to end into one signal with zeros between them, so that tiles are full."""
+"""Short signals of a batch, joined end to end into one signal with zeros between them.
+
+A window of the one signal is one box; alone, short signals share windows, filled row by row, or leave tiles half
+empty."""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from numba_tconv.formula.problem import COPY_BANDWIDTH, PEAK_FLOPS, Problem
+from numba_tconv.formula.problem import COPY_BANDWIDTH, Problem
 from numba_tconv.kernels.common.rows import copying
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT
 from numba_tconv.runtime.device import Device
@@ -18,9 +21,9 @@ from numba_tconv.runtime.ready import Ready
 
 from .forward import arithmetic, select
 
-SHARE = 0.7  # of the peaks that kernels and copies reach
-LAUNCHES = 5e-6  # seconds of the copies' launches
-MARGIN = 1.5
+LAUNCHES = 5e-3  # milliseconds of the copies' launches
+COPIED = 0.7 * COPY_BANDWIDTH / 1e3  # bytes a millisecond
+MARGIN = 1.1  # least gain by the models
 MOST_BYTES = 1 << 30  # of joined x and y
 
 
@@ -29,33 +32,36 @@ class Joined(NamedTuple):
 
     problem: Problem
     apart: int
+    copies_ms: float
 
 
 @lru_cache(maxsize=1024)
 def joined(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Joined | None:
     """The joined signal; None if each signal is computed by itself. ``precision``: as for ``arithmetic``.
 
-    Zeros between signals keep their outputs apart. Joining saves the empty positions of tiles and costs copies.
+    Zeros between signals keep their outputs apart. Copies of x and y take up to MOST_BYTES.
     """
     p = problem
-    if p.batch < 2 or p.dilation > 1 or p.kernel_size < p.stride:
+    if p.batch < 2 or not p.out_length or p.dilation > 1 or p.kernel_size < p.stride:
         return None
     own = arithmetic(p, dtype, "", precision, device)
     rung = select(p, dtype, own, device)
-    if not rung or not rung.tile_positions:
+    config = rung and rung.config_on(device, p, dtype, own)
+    if not rung or not (slowdown := rung.slowdown(p, config)):
         return None
     vector = ALIGNMENT // dtype.itemsize
     reached = max((p.length - 1) * p.stride + p.kernel_size, p.padding + p.out_length)
     apart = _up(_up(reached, p.stride), vector) * vector
-    tile, length = rung.tile_positions, p.batch * apart
-    tiles = p.batch * _up(_up(p.out_length, p.stride), tile), _up(length, tile)
-    saved = (tiles[0] - tiles[1]) * tile * p.flops / (p.batch * p.length) / (SHARE * PEAK_FLOPS[own])
-    elements = p.batch * (p.in_channels * p.length + p.out_channels * p.out_length)
-    copies = 2 * elements * dtype.itemsize / (SHARE * COPY_BANDWIDTH)  # x and y, read and written once more
-    size = length * (p.in_channels + p.out_channels * p.stride) * dtype.itemsize
-    if saved < MARGIN * copies + LAUNCHES or size > MOST_BYTES:
+    length = p.batch * apart
+    one = replace(p, batch=1, length=length, padding=0, output_padding=p.stride - p.kernel_size)
+    if length * (p.in_channels + p.out_channels * p.stride) * dtype.itemsize > MOST_BYTES:
         return None
-    return Joined(replace(p, batch=1, length=length, padding=0, output_padding=p.stride - p.kernel_size), apart)
+    # x and y are read and written once more.
+    elements = p.batch * (p.in_channels * p.length + p.out_channels * p.out_length)
+    copies = LAUNCHES + 2 * elements * dtype.itemsize / COPIED
+    alone = slowdown * rung.predicted_ms(p, config, device)
+    together = rung.predicted_ms(one, rung.config_on(device, one, dtype, own), device)
+    return Joined(one, apart, copies) if MARGIN * (together + copies) < alone else None
 
 
 def _up(number: int, size: int) -> int:
@@ -63,7 +69,7 @@ def _up(number: int, size: int) -> int:
 
 
 def forward(joint: Joined, p: Problem, x: Layout, compute: Ready) -> Callable[..., None]:
-    """``fill`` (x, weight, bias, y) of a Ready by ``compute``, the joined problem's."""
+    """``fill`` (x, weight, bias, y) by ``compute``, the joined problem's."""
     join, part = _join(joint, x), _part(joint.apart * p.stride, p.padding)
 
     def fill(x, weight, bias, y):
@@ -105,13 +111,12 @@ def _join(joint: Joined, x: Layout) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _join_outputs(joint: Joined, p: Problem, y: Layout) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Outputs begin ``padding`` samples after their signal."""
     shape = 1, p.out_channels, joint.problem.out_length
     return copying(_channels_first(y), joint.apart * p.stride, -p.padding, shape)
 
 
 def _part(apart: int, first: int = 0) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """A function that copies each signal's elements from ``first`` on; signals begin ``apart`` elements apart."""
+    """A copy of each signal's elements from ``first`` on; signals begin ``apart`` elements apart."""
 
     def part(one, result):
         result.copy_(one.as_strided(result.shape, (apart, one.stride(1), 1), first))

@@ -207,7 +207,7 @@ def _ready(of, problem, *operands, precision) -> Ready | None:
     own = gradient_precision(of, problem, dtype, precision, gpu)
     if not own:
         return None
-    joint = of != "grad_bias" and 0 not in laid_out[0].shape and join.joined(problem, dtype, own, gpu)
+    joint = of != "grad_bias" and join.joined(problem, dtype, own, gpu)
     if joint and (together := join.gradient(of, joint, problem, *laid_out, partial(_ready, precision=precision))):
         return together
     return gradients.ready(of, problem, *operands, precision=own)

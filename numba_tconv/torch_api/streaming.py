@@ -25,7 +25,7 @@ from torch.autograd import forward_ad
 
 from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.streaming import plan, tile
+from numba_tconv.kernels.streaming import mma_tile, plan, tile
 from numba_tconv.runtime import device
 from numba_tconv.runtime.layout import Layout, layout_of
 from numba_tconv.runtime.ready import Ready
@@ -35,7 +35,8 @@ from . import operators as ops
 from .functional import autocasts, default_precision, require_known
 from .sizes import integer, integers
 
-MOST_FRAMES, MOST_COLUMNS = 32, 512  # new ones of a slot and of all, for the kernels of steps where sums are not pinned
+# Most new frames of a slot, and of all, for the kernels of steps where sums are not pinned.
+MOST_FRAMES, MOST_COLUMNS, MOST_MMA_COLUMNS = 32, 256, 512
 PINNED = ("ieee", "fp64")  # their order of sums does not depend on the chunks
 NAME = "numba_tconv::streaming_step"
 
@@ -265,10 +266,12 @@ def _ready(x, state, weight, bias, mask, stride, groups, dilation, precision) ->
     if 0 in shape:
         return Ready(shape, dtype, index, lambda *_: None)
     pinned = precision in PINNED
-    is_short = p.length <= MOST_FRAMES and p.batch * p.length <= MOST_COLUMNS
+    columns = p.batch * p.length
+    is_short = p.length <= MOST_FRAMES and columns <= MOST_MMA_COLUMNS
     if (pinned or is_short) and device.of(index).cc >= tile.MINIMUM_CC:
         of_x, of_state, of_weight, of_bias = (one and one.layout for one in told[:4])
-        if config := plan.choose(of_x, of_state, of_weight, p, precision):
+        config = plan.choose(of_x, of_state, of_weight, p, precision)
+        if config and (pinned or columns <= MOST_COLUMNS or isinstance(config, mma_tile.Config)):
             return Ready(shape, dtype, index, plan.prepare(of_x, of_weight, of_bias, bool(mask), p, config))
     variant = "k2_polyphase" if pinned else ""
     if precision == "tf32":

@@ -86,7 +86,7 @@ def step_cases():
     yield Steps("depthwise", torch.float32, DEPTHWISE, 0, masked=True)
     yield Steps("depthwise", torch.bfloat16, DEPTHWISE, 0, masked=False)
     yield Steps("depthwise with dilation", torch.float64, DEPTHWISE, 0, masked=True)
-    halves = "K = 2s, five stages of a warp", MATRICES
+    halves = "K = 2s, five stages of a warp", "four phases of 16 bits, half a row", MATRICES
     for dtype, reasons in ((torch.float32, PRODUCTS), (torch.float16, halves), (torch.bfloat16, halves)):
         for reason in reasons:
             for config in range(3):

@@ -16,8 +16,8 @@ PROBLEMS = {
     "BigVGAN's segments": Problem(24, 768, 384, 8, 32, stride=4, padding=2, bias=True),
     "one position": Problem(64, 1024, 512, 16, 1, stride=8, bias=True),
     "odd sizes": Problem(40, 330, 250, 11, 29, stride=5, padding=3, output_padding=1, bias=True),
-    "two tiles": Problem(24, 1024, 512, 8, 140, stride=4, padding=2),
-    "stride 1": Problem(64, 512, 512, 7, 20, padding=3, bias=True),
+    "tiles of one signal each": Problem(16, 1536, 768, 16, 64, stride=8, padding=4),
+    "stride 1": Problem(64, 512, 512, 3, 20, padding=1, bias=True),
     "groups": Problem(64, 1024, 1024, 8, 17, stride=4, padding=2, groups=2, bias=True),
 }
 PRECISIONS = {"tf32": torch.float32, "tf32x3": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -348,8 +348,8 @@ def test_the_gpu_is_the_current_one():
 def test_joined_signals_are_named():
     short = Problem(32, 512, 256, 16, 32, stride=8, padding=4)
     found = explain(short, precision="tf32", device=H200)
-    assert found.apart == 36
-    assert "32 signals end to end, with 4 zeros between them" in str(found)
+    assert found.joint == joined(short, torch.float32, "tf32", H200)
+    assert "32 signals end to end, one each 36 positions; copies take 0.0" in str(found)
     assert found.taken.config == RUNGS["k6_wgmma"].config_on(
         H200, joined(short, torch.float32, "tf32", H200).problem, torch.float32, "tf32"
     )
@@ -358,5 +358,5 @@ def test_joined_signals_are_named():
         explain(short, precision="ieee", device=H200),
         explain(short, precision="tf32", device=A100),
     ):
-        assert other.apart is None
+        assert other.joint is None
         assert "end to end" not in str(other)

@@ -1,5 +1,7 @@
 """Signals joined to one, and what comes back, by the copies of the simulator and torch's convolution."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,7 +10,6 @@ from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
 from numba_tconv.runtime.ready import Ready
 from numba_tconv.selection import joined as module
-from numba_tconv.selection.registry import RUNGS
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -25,11 +26,11 @@ PROBLEMS = {
 
 
 @pytest.fixture
-def joint(request, monkeypatch):
+def joint(monkeypatch):
     monkeypatch.setattr(module, "arithmetic", lambda *_: "tf32")
-    monkeypatch.setattr(module, "select", lambda *_: RUNGS["k6_wgmma"])
+    rung = SimpleNamespace(config_on=lambda *_: None, slowdown=lambda *_: 1.0, predicted_ms=lambda *_: 1.0)
+    monkeypatch.setattr(module, "select", lambda *_: rung)
     monkeypatch.setattr(module, "MARGIN", 0)
-    monkeypatch.setattr(module, "LAUNCHES", 0)
     module.joined.cache_clear()
     yield lambda p, dtype: module.joined(p, dtype, "tf32", None)
     module.joined.cache_clear()

@@ -178,8 +178,17 @@ def test_joined_signals_are_compiled_as_they_are_launched(launched, monkeypatch,
     with torch.inference_mode():
         compute = operators.ready(*map(layout_of, (x, w, bias)), p.stride, p.padding, 0, 1, 1, "", precision)
         assert compute(x, w, bias).shape == y.shape
-    assert set(launched.kernels) == set(calls["forward"][0].kernels())
+        assert set(launched.kernels) == set(calls["forward"][0].kernels())
+        launched.kernels.clear()
+        named = "tf32" if dtype == torch.float32 else precision
+        operators.ready(*map(layout_of, (x, w, bias)), p.stride, p.padding, 0, 1, 1, "k6_wgmma", named)(x, w, bias)
+    assert "row_copy" not in {kernel.name for kernel in launched.kernels}  # a named rung computes what it is given
     operators.ready.cache_clear()
+
+
+def test_gradients_in_full_precision_are_not_joined():
+    (call,) = compile_ahead.selected("grad_weight", SEGMENTS, torch.float32, "tf32x3", H200)
+    assert (call.joins, call.precision) == (False, "ieee")
 
 
 def test_every_kernel_can_be_kept():

@@ -17,7 +17,9 @@ from numba_tconv import streaming
 from numba_tconv.kernels.streaming import plan
 from numba_tconv.lab.measure import fuzz_steps
 from numba_tconv.lab.measure.bench import DTYPES
-from numba_tconv.runtime.layout import Layout
+from numba_tconv.runtime.device import H200
+from numba_tconv.runtime.layout import Layout, layout_of
+from numba_tconv.torch_api import streaming as module
 from tests.streams import LAYERS, chunked, stream
 
 layers = pytest.mark.parametrize("reason", LAYERS)
@@ -285,3 +287,28 @@ def test_the_fuzzer_notices_a_lost_frame(monkeypatch):
     case = fuzz_steps.Case(LAYERS[USUAL], "float32", "ieee", 2, (1, 2), 0, "cpu")
     with pytest.raises(fuzz_steps.Mismatch):
         case.check()
+
+
+@pytest.mark.parametrize(
+    ("slots", "in_channels", "by_step"),
+    [
+        (256, 1024, True),
+        (257, 1024, True),
+        (512, 1024, True),
+        (513, 1024, False),
+        (256, 1020, True),
+        (257, 1020, False),
+    ],
+)
+def test_kernels_of_steps_take_more_columns_on_tensor_cores(slots, in_channels, by_step, monkeypatch):
+    prepared = []
+    monkeypatch.setattr(module.device, "of", lambda _: H200)
+    monkeypatch.setattr(module.plan, "prepare", lambda *_: prepared.append(1))
+    module._ready.cache_clear()
+    x, state, weight = (
+        torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        for shape in ((slots, in_channels, 1), (slots, in_channels, 1), (in_channels, 512, 16))
+    )
+    module._ready(*map(layout_of, (x, state, weight)), False, False, 8, 1, 1, "bf16")
+    module._ready.cache_clear()
+    assert bool(prepared) == by_step

@@ -1,7 +1,7 @@
 """Tiles of sums in registers: sizes and the order of products.
 
-A register bank delivers one operand a clock, unless the last product had it. So every other row is multiplied
-backwards, and ``exchanged`` sums lie in another bank than their columns."""
+A register bank delivers one operand a clock; one that the last product used is at hand. So every other row is
+multiplied backwards, and ``exchanged`` sums lie in another bank than their columns."""
 
 from __future__ import annotations
 

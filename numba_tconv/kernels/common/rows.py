@@ -91,10 +91,10 @@ def _prepared(
 
 
 def copying(x: Layout, pitch: int, first: int = 0, result: tuple | None = None) -> Callable:
-    """A function that copies tensors laid out as ``x``, (outer, inner, L), to contiguous (outer, inner, ``pitch``).
+    """A copy, on torch's current stream, of tensors like ``x``, (outer, inner, L), to (outer, inner, ``pitch``).
 
-    It works on torch's current stream. Element e of a row is the tensor's element ``e + first``, or zero. ``pitch``:
-    elements, a multiple of 16 bytes; ``result``: another shape of equal size."""
+    Element e of a row is the tensor's element ``e + first``, or zero. ``pitch``: elements, a multiple of 16 bytes;
+    ``result``: another shape of equal size."""
     make_room = room(result or (*x.shape[:2], pitch), x.dtype, x.index)
     elements = x.offset % ALIGNMENT // x.dtype.itemsize
     launch = _prepared(tuple(x.shape), tuple(x.strides), x.dtype, elements, pitch, first)

@@ -73,7 +73,7 @@ def make_multiply(config: Config) -> Multiply:
     def multiply_last(registers, stage, tails):
         load_weights(registers.weights, stage, whole_taps)
         for m in range(thread_m):
-            # Zero times NaN is NaN.
+            # A missing tap must not multiply: zero times NaN is NaN.
             if uniform or tails >> m & 1:
                 add_products(registers.sums, registers.weights, registers.window, m, halo - whole_taps * step)
 

@@ -81,9 +81,10 @@ from .plan import plan_of
 from .producer import make_produce
 from .schedule import make_follow, make_locate
 from .tail import make_kernel as tail_kernel
-from .tile import BLOCKS, CONSUMERS, PRODUCERS, REGISTERS, THREADS, Config, configs
+from .tile import BLOCKS, CONSUMERS, PRODUCERS, REGISTERS, THREADS, Config, configs, sample_columns
 
 BULK = 1 << 15  # most bytes of a bulk copy
+SHARED_WINDOW, MOST_SLOWDOWN = 6, 3.0  # taps multiplied while a window of several signals is filled; by it at most
 # k5 is faster below both.
 FEWEST_ROWS, FEWEST_TURNS = 64, 3
 
@@ -304,7 +305,6 @@ class WarpgroupMatrix(TensorRung):
     name = "k6_wgmma"
     order = "wgmma"
     exact_cc = (9, 0)
-    tile_positions = 128
     idea = "Hopper's wgmma, fed through a ring of stages by warps that only copy; aligned runs of outputs"
 
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
@@ -342,6 +342,13 @@ class WarpgroupMatrix(TensorRung):
 
     def predicted_ms(self, problem, config, device):
         return cost(problem, config, device)
+
+    def slowdown(self, problem, config):
+        """Windows that signals share are filled row by row, in the time of SHARED_WINDOW taps."""
+        p = split_sums.split(problem, config.splits)
+        if config.joined or sample_columns(p, config)[1] % config.tile.advance == 0:
+            return 1.0
+        return max(1.0, min(MOST_SLOWDOWN, SHARED_WINDOW / p.taps.taps_per_row))
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         plan = plan_of(make_kernel, problem, config, precision, x, w, bias is not None, y.offset % SECTOR)

@@ -280,7 +280,7 @@ def make_kernel(config: Config) -> Kernel:
         ticket = (group * sizes.slot_tiles + slot_tile) * steps
         for z in range(sums):
             acc[z] = float32(0)
-        # Lane 8*m + r gives row r of matrix m; else lane 4*r + c has rows r, r + 8, ... and channels c, c + 4, ...
+        # Lane 8*m + r gives row r of matrix m; without, lane 4*r + c has rows r, r + 8 and channels c, c + 4.
         matrix, matrix_row = int32(lane >> 3), int32(lane & 7)
         if by_matrix:
             first_row, lane_channel = int32(8 * (matrix & 1)), int32(8 * (matrix >> 1) + matrix_row)

@@ -132,7 +132,7 @@ class Config:
 
     @property
     def registers(self) -> int:
-        """Those of a thread for sums, a slice's weights, the places of rows at irregular distances, and loads."""
+        """A thread's for sums, a slice's weights, places of irregular rows, and loads."""
         of_rows = 4 if self.stride & (self.stride - 1) == 0 else 6
         loads = 0 if self.straight else sum(self.vectors)
         return 4 * self.row_blocks * self.column_blocks + of_rows * self.row_blocks + 4 * loads

@@ -93,7 +93,7 @@ def explain(
         by_torch=decision.by_torch,
         has_rows=data.is_dir(),
         assumed=assumed,
-        apart=joint.apart if joint else None,
+        joint=joint,
     )
 
 

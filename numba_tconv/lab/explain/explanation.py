@@ -10,6 +10,7 @@ import torch
 from numba_tconv.formula.problem import COPY_BANDWIDTH, PEAK_FLOPS, Problem
 from numba_tconv.lab.measure.rows import FROZEN, Row
 from numba_tconv.runtime.device import Device
+from numba_tconv.selection.joined import Joined
 from numba_tconv.selection.registry import RUNGS
 
 from .picture import picture
@@ -39,8 +40,8 @@ class Explanation:
     """How a problem is computed; ``str`` gives text, Jupyter a picture.
 
     ``candidates``: all rungs in the ladder's order. Times are in ms. A roofline share is the H200's floor / time.
-    ``has_rows``: the directory of rows exists. ``assumed``: no GPU is here. ``apart``: positions between starts of
-    signals, where the batch is joined to one.
+    ``has_rows``: the directory of rows exists. ``assumed``: no GPU is here. ``joint``: where the batch is joined to
+    one signal.
     """
 
     problem: Problem
@@ -53,7 +54,7 @@ class Explanation:
     by_torch: bool = False
     has_rows: bool = True
     assumed: bool = False
-    apart: int | None = None
+    joint: Joined | None = None
 
     @property
     def taken(self) -> Candidate | None:
@@ -130,9 +131,9 @@ class Explanation:
             return [*facts, ("taken", "none: torch's own operator computes it on such a GPU")]
         if taken is None:
             return [*facts, ("taken", f"none: no rung can do it in {self.precision}, and conv_transpose1d refuses it")]
-        if self.apart:
-            zeros = f"with {self.apart - self.problem.length} zeros between them, so that tiles are full"
-            facts.append(("joined", f"{self.problem.batch} signals end to end, {zeros}"))
+        if self.joint:
+            joint = f"{self.problem.batch} signals end to end, one each {self.joint.apart} positions"
+            facts.append(("joined", f"{joint}; copies take {self.joint.copies_ms:.2g} ms besides"))
         facts += [("taken", f"{taken.rung}: {RUNGS[taken.rung].idea}"), ("tile", taken.tile)]
         if self.predicted_ms:
             share = f"{self.predicted_roofline:.0%} of the roofline"

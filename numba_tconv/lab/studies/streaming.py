@@ -24,7 +24,6 @@ STEPS = 20
 WARMUP_STEPS = 3
 FRAMES, BATCHES, DTYPES = (1, 2, 4, 8), (1, 8, 64), ("float32", "bfloat16")
 EAGER, GRAPH = "eager", "graph"
-HEADER = ["layer", "dtype", "batch", *(f"T = {frames}" for frames in FRAMES), "eager, T = 1"]
 
 
 def _layer(channels, kernel_size, stride, groups=1, bias=True):
@@ -184,7 +183,9 @@ def interleave(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str
 def markdown(results: list[Timed]) -> str:
     newest = rows.newest(results, lambda row: (row.layer, row.dtype, row.batch, row.frames, row.mode))
     lines = dict.fromkeys((layer, dtype, batch) for layer, dtype, batch, *_ in newest)
-    return table.markdown(HEADER, [_cells(line, newest) for line in sorted(lines, key=_place)])
+    most = sorted({row.frames for row in results})
+    header = ["layer", "dtype", "batch", *(f"T = {frames}" for frames in most), f"eager, T = {most[0]}"]
+    return table.markdown(header, [_cells(line, most, newest) for line in sorted(lines, key=_place)])
 
 
 def render(results: list[Timed]) -> str:
@@ -197,12 +198,11 @@ def render(results: list[Timed]) -> str:
 
 def _place(line: tuple) -> tuple:
     layer, dtype, batch = line
-    return list(LAYERS).index(layer), DTYPES.index(dtype), batch
+    names = [*LAYERS, layer]
+    return names.index(layer), layer, dtype != "float32", dtype, batch
 
 
-def _cells(line: tuple, newest: dict[tuple, Timed]) -> list[str]:
-    timed = [newest.get((*line, frames, GRAPH)) for frames in FRAMES] + [newest.get((*line, 1, EAGER))]
-    return [
-        *map(str, line),
-        *(f"{row.us_p50:.1f}, {row.by_hand_us_p50 / row.us_p50:.1f}x" if row else "-" for row in timed),
-    ]
+def _cells(line: tuple, most: list[int], newest: dict[tuple, Timed]) -> list[str]:
+    timed = [newest.get((*line, frames, GRAPH)) for frames in most] + [newest.get((*line, most[0], EAGER))]
+    cells = (f"{row.us_p50:.1f}, {row.by_hand_us_p50 / row.us_p50:.1f}x" if row else "-" for row in timed)
+    return [*map(str, line), *cells]

@@ -61,7 +61,7 @@ def make_multiply(config: Config) -> Multiply:
     @device_function
     def multiply_tap(b, state):
         registers, tap = state
-        # Zero times NaN is NaN.
+        # A missing tap must not multiply: zero times NaN is NaN.
         if not tests_taps or b < tap.taps:
             for m in range(0, thread_m, vector_m):
                 address = int32(tap.weights + itemsize * (b * block_m + m * lanes_m))
