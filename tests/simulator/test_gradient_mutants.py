@@ -94,7 +94,7 @@ MISTAKES = {
         "columns.tap * dilation",
         "grad_weight_split",
     ),
-    "a partial sum lost": (grad_input_tile, "if s >= partial:", "if s > partial:", "grad_input_tile"),
+    "a partial sum lost": (grad_input_tile, "vector, s >= partial)", "vector, s > partial)", "grad_input_tile"),
     "all channels in one place": (grad_window, "slot * hop + turn * channel_hop", "slot * hop", "grad_weight_split"),
     "columns fetched twice": (grad_window, "column + slot * hop, a)", "column, a)", "grad_input_tile"),
     "the table kept for the next phases": (grad_input_tile, "if channel == 0:", "if s < 0:", "grad_input_tile"),
