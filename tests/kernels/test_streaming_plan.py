@@ -103,10 +103,28 @@ def test_tiles_fit_and_cover_the_layer(shared, dtype):
             assert c.channel_warps * c.column_warps == c.warps
             assert c.frames <= frames < 2 * c.frames
             assert c.ahead >= 1
+            assert c.threads <= 512
             assert c.ahead + 1 + c.delay == c.stages
             assert c.weight_row % 16 == c.weight_pitch % 16 == c.frame_pitch % 16 == 0
             assert c.weight_pitch >= c.weight_row
             assert c.threads * c.row_blocks * c.column_blocks * 4 <= 65_536 // 2
+
+
+# Channels, columns, warps, those that share columns, stages, slices, and whether sums lie apart: as they were timed.
+TIMED = {
+    ("mimi_1", 64, 4): (8, 128, 16, 4, 5, 1, False),
+    ("mimi_1", 64, 1): (4, 64, 16, 2, 4, 1, False),
+    ("qwen3_omni_1", 64, 4): (12, 128, 8, 4, 6, 1, False),
+    ("qwen3_omni_2", 64, 4): (12, 64, 8, 1, 4, 1, False),
+    ("mimi_4", 64, 4): (4, 32, 8, 1, 4, 2, True),
+}
+
+
+@pytest.mark.parametrize("step", TIMED, ids=str)
+def test_the_tiles_that_were_timed_are_taken(step):
+    name, slots, frames = step
+    c = mma_tile.choose(replace(LAYERS[name], batch=slots, length=frames), F32)
+    assert (c.channels, c.columns, c.warps, c.column_warps, c.stages, c.slices, c.apart) == TIMED[step]
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
