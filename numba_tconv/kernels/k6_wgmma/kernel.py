@@ -84,7 +84,8 @@ from .tail import make_kernel as tail_kernel
 from .tile import BLOCKS, CONSUMERS, PRODUCERS, REGISTERS, THREADS, Config, configs, sample_columns
 
 BULK = 1 << 15  # most bytes of a bulk copy
-SHARED_WINDOW, MOST_SLOWDOWN = 6, 3.0  # taps multiplied while a window of several signals is filled; by it at most
+SHARED_WINDOW, MOST_SLOWDOWN = 6, 3.0  # taps that last as long as a shared window; at most
+MOST_FILLED = 1.1  # padding of columns that joining cannot better
 # k5 is faster below both.
 FEWEST_ROWS, FEWEST_TURNS = 64, 3
 
@@ -346,8 +347,9 @@ class WarpgroupMatrix(TensorRung):
     def slowdown(self, problem, config):
         """Windows that signals share are filled row by row, in the time of SHARED_WINDOW taps."""
         p = split_sums.split(problem, config.splits)
-        if config.joined or sample_columns(p, config)[1] % config.tile.advance == 0:
-            return 1.0
+        columns, needed = sample_columns(p, config)[1], config.tile.columns(p)[1]
+        if config.joined or columns % config.tile.advance == 0:
+            return 1.0 if columns > MOST_FILLED * needed else None
         return max(1.0, min(MOST_SLOWDOWN, SHARED_WINDOW / p.taps.taps_per_row))
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
