@@ -78,7 +78,7 @@ class Rung:
         return None
 
     def slowdown(self, problem: Problem, config) -> float | None:
-        """How many times as long as ``predicted_ms`` a batch of short signals takes; None if joining gains nothing."""
+        """``predicted_ms``' factor for a batch of short signals; None if joining gains nothing."""
         return None
 
     def tiny_configs(self, problem: Problem, dtype: torch.dtype) -> list:

@@ -50,13 +50,13 @@ def joined(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
     if not rung or not (slowdown := rung.slowdown(p, config)):
         return None
     vector = ALIGNMENT // dtype.itemsize
-    reached = max((p.length - 1) * p.stride + p.kernel_size, p.padding + p.out_length)
+    reached = max(replace(p, padding=0, output_padding=0).out_length, p.padding + p.out_length)
     apart = _up(_up(reached, p.stride), vector) * vector
     length = p.batch * apart
     one = replace(p, batch=1, length=length, padding=0, output_padding=p.stride - p.kernel_size)
     if length * (p.in_channels + p.out_channels * p.stride) * dtype.itemsize > MOST_BYTES:
         return None
-    # x and y are read and written once more.
+    # x and y, once more.
     elements = p.batch * (p.in_channels * p.length + p.out_channels * p.out_length)
     copies = LAUNCHES + 2 * elements * dtype.itemsize / COPIED
     alone = slowdown * rung.predicted_ms(p, config, device)

@@ -35,7 +35,7 @@ from . import operators as ops
 from .functional import autocasts, default_precision, require_known
 from .sizes import integer, integers
 
-# Most new frames of a slot, and of all, for the kernels of steps where sums are not pinned.
+# Most new frames of a slot, of all, and of all on tensor cores, where sums are not pinned.
 MOST_FRAMES, MOST_COLUMNS, MOST_MMA_COLUMNS = 32, 256, 512
 PINNED = ("ieee", "fp64")  # their order of sums does not depend on the chunks
 NAME = "numba_tconv::streaming_step"

@@ -60,7 +60,8 @@ def far(one, exact):
 @named
 def test_outputs_and_gradients(name, precision):
     p, dtype = PROBLEMS[name], PRECISIONS[precision]
-    assert joined(p, dtype, precision, device.current_device())
+    alone = precision == "tf32x3" and name == "tiles of one signal each"
+    assert (joined(p, dtype, precision, device.current_device()) is None) == alone
     x, w, bias = operands(p, dtype)
     grad_output = torch.randn(p.batch, p.out_channels, p.out_length, device="cuda").to(dtype)
     wide = [None if t is None else t.double() for t in (x, w, bias)]
@@ -72,7 +73,7 @@ def test_outputs_and_gradients(name, precision):
         torchs = results(x, w, bias, p, torch.conv_transpose1d, grad_output)
     finally:
         torch.backends.cudnn.allow_tf32 = allowed
-    least = {"tf32": 5e-4, "tf32x3": 2e-6}.get(precision, 2 * torch.finfo(dtype).eps)
+    least = 5e-4 if precision == "tf32" else torch.finfo(dtype).eps / 2  # operands', or the result's, rounding
     for one, theirs, true in zip(ours, torchs, exact, strict=True):
         for own, limit in zip(far(one, true), far(theirs, true), strict=True):
             assert own <= max(2 * limit, least)

@@ -33,6 +33,7 @@ SEGMENTS = Problem(32, 512, 256, 16, 32, stride=8, padding=4, bias=True)  # HiFi
         (dict(length=31), 32),
         (dict(length=31, output_padding=7), 36),
         (dict(length=32, padding=0, output_padding=7), 36),
+        (dict(length=64, in_channels=1536, out_channels=768, precision="tf32x3"), None),  # windows are not shared
         (dict(length=140, in_channels=1536), 144),
         (dict(stride=1, kernel_size=7, padding=3), None),  # taps take as long as windows
         (dict(stride=1, kernel_size=3, padding=1), 36),

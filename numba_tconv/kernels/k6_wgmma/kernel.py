@@ -85,7 +85,7 @@ from .tile import BLOCKS, CONSUMERS, PRODUCERS, REGISTERS, THREADS, Config, conf
 
 BULK = 1 << 15  # most bytes of a bulk copy
 SHARED_WINDOW, MOST_SLOWDOWN = 6, 3.0  # taps that last as long as a shared window; at most
-MOST_FILLED = 1.1  # padding of columns that joining cannot better
+MOST_FILLED = 1.1  # columns with padding, over a signal's own, that joining cannot better
 # k5 is faster below both.
 FEWEST_ROWS, FEWEST_TURNS = 64, 3
 
@@ -349,7 +349,8 @@ class WarpgroupMatrix(TensorRung):
         p = split_sums.split(problem, config.splits)
         columns, needed = sample_columns(p, config)[1], config.tile.columns(p)[1]
         if config.joined or columns % config.tile.advance == 0:
-            return 1.0 if columns > MOST_FILLED * needed else None
+            # A window scales split operands: quiet signals alone keep digits.
+            return 1.0 if columns > MOST_FILLED * needed and config.tile.parts == 1 else None
         return max(1.0, min(MOST_SLOWDOWN, SHARED_WINDOW / p.taps.taps_per_row))
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):

@@ -1,4 +1,4 @@
-"""The table of short signals, joined in batches."""
+"""The table of short signals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADER = ["layer@batch", "arithmetic", "L", "k6_wgmma, ms", "auto, ms", "torch, 
 
 
 def render(rows: Iterable[Row]) -> str:
-    """Rows of ``auto``, which joins, and of k6_wgmma, which does not."""
+    """Rows of ``auto`` and of k6_wgmma, which does not join."""
     shown = of_main_gpu(list(latest(rows).values()))
     if not shown:
         return ""
