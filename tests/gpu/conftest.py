@@ -1,4 +1,5 @@
-"""torch multiplies float32 without TF32; a list of packing launches; tests of many gigabytes take turns."""
+"""torch multiplies float32 without TF32; a list of packing launches; tests of many gigabytes take turns; captures are
+left alone."""
 
 import fcntl
 import tempfile
@@ -10,6 +11,8 @@ import torch
 from numba_tconv.runtime.kernel import Prepared
 
 PACKING = "pack_weights", "pack_split", "k4_pack"  # kernels of the forward pass
+# A graph of an earlier test, collected during a capture, would end it.
+torch.compiler.config.force_cudagraph_gc = True
 
 
 @pytest.fixture(autouse=True)
