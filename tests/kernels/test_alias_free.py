@@ -48,4 +48,13 @@ def test_the_longest_rows_and_the_most_blocks(kernels):
     assert "rows of up to" in reason(1, plan.MOST_LENGTH + 1)
     blocks = 2 if kernels == "gradients" else 1  # of a row of one sample, at most
     assert reason(plan.MOST_BLOCKS // blocks, 1) is None
-    assert "tiles" in reason(plan.MOST_BLOCKS // blocks + 1, 1)
+    assert ("tiles" if kernels == "gradients" else "rows") in reason(plan.MOST_BLOCKS // blocks + 1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_row_has_no_more_blocks_than_a_grid_takes(dtype):
+    sizes = alias_free((1, 1, plan.MOST_LENGTH), 32, 32, 1, 1)
+    config = tile.choose(sizes, dtype, "snake", True)
+    passes, blocks = tile.tiles_of(sizes, config)
+    assert passes * blocks * config.outputs >= sizes.out_length
+    assert blocks <= 65535

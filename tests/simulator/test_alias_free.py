@@ -45,6 +45,21 @@ def test_every_output(case, dtype, length):
     assert error <= tolerance * max(1, abs(wanted).max())
 
 
+@pytest.mark.parametrize(
+    "sizes", [(12, 12, 2, 2), (3, 5, 2, 2), (32, 32, 2, 2), (9, 7, 3, 3), (16, 13, 4, 4), (7, 6, 1, 1)], ids=str
+)
+@pytest.mark.parametrize("excess", [0, 5])
+def test_tiles_inside_a_row(sizes, excess):
+    """Rows of several tiles, whole vectors or not; the first and the last tile repeat the ends."""
+    torch.manual_seed(0)
+    config = Config(torch.float32, *sizes, "snake", threads=32)
+    x = torch.randn(1, 2, 3 * config.outputs + excess)
+    up, down, alpha, beta = (torch.randn(n) for n in (sizes[0], sizes[1], 2, 2))
+    y = computed(config, x, up, down, alpha, beta)
+    wanted = torch.from_numpy(reference.alias_free_activation(x, up, down, alpha, beta, *sizes[2:], True))
+    assert (y.double() - wanted).abs().max() <= 2e-5 * max(1, wanted.abs().max())
+
+
 def test_large_phases():
     """Snake lies between its input and its input + 1/b; where float32 has no phase left, only that holds."""
     tap, a, inverse = torch.ones(1), 3.0, 4.0
@@ -55,6 +70,30 @@ def test_large_phases():
         exact = x.double() + inverse * torch.sin(a * x.double()).square()
         phase_error = (a * x.double()).abs() * 2.0**-23 + 2.0**-22
         assert ((y - exact).abs() <= inverse * phase_error.clamp(max=1) + x.abs() * 2.0**-23).all()
+
+
+@pytest.mark.parametrize("a", [0.0, 6e-8, 1e-3, -1.5, 30.0])
+def test_16_bits_with_any_factor_of_the_angle(a):
+    torch.manual_seed(0)
+    x, up, down = (torch.randn(shape).half() for shape in ((1, 1, 90), (12,), (12,)))
+    alpha, beta = torch.tensor([a]).half(), torch.tensor([0.5]).half()
+    y = computed(Config(x.dtype, 12, 12, 2, 2, "snake", False, threads=32), x, up, down, alpha, beta)
+    wanted = torch.from_numpy(reference.alias_free_activation(x, up, down, alpha, beta, 2, 2, False))
+    assert (y.double() - wanted).abs().max() <= 1e-3 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("a", [0.0, 1e-12])
+def test_loud_16_bits_with_a_factor_that_is_next_to_nothing(a):
+    torch.manual_seed(0)
+    x = (1e8 * torch.randn(1, 1, 90)).bfloat16()
+    up, down, alpha, beta = (
+        t.bfloat16() for t in (torch.randn(12), torch.randn(12), torch.tensor([a]), torch.zeros(1))
+    )
+    y = computed(Config(x.dtype, 12, 12, 2, 2, "snake", False, threads=32), x, up, down, alpha, beta)
+    wanted = torch.from_numpy(
+        reference.alias_free_activation(x.float(), *(t.float() for t in (up, down, alpha, beta)), 2, 2, False)
+    )
+    assert (y.double() - wanted).abs().max() <= 8e-3 * wanted.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -88,6 +127,18 @@ def test_threads_load_their_windows_from_all_banks(vectors, dtype):
             places = [config.place((first + t) * config.run + g) for t in range(8)]
             assert all(place % config.vector == 0 for place in places)
             assert len({place // config.vector % 8 for place in places}) == 8
+
+
+def test_samples_of_a_tile_serve_all_its_outputs():
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for taps in range(2, 33):
+            for ratio in (1, 2, 3, 4):
+                config = Config(dtype, max(taps, ratio), taps, ratio, ratio, "snake")
+                positions = config.outputs + config.down.reach
+                assert positions + config.up.before + config.up.after <= config.samples
+                assert config.outputs > 0
+                products = len(config.down.own()) + len(config.down.others())
+                assert products == len(config.down.products) == taps * config.run
 
 
 def test_x_is_read_from_a_multiple_of_16_bytes():

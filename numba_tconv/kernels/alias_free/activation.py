@@ -10,6 +10,8 @@ from numba import cuda, float32, float64
 
 from numba_tconv.ptx import device_function, nearest_integer, sine_approx
 
+LEAST_SCALE = 2.0**-48  # sin^2 of an angle this much smaller than u, over 1e-9, vanishes beside u
+
 SQUARED_SINE = (
     -3.3362109661102295,
     13.03711223602295,
@@ -21,17 +23,25 @@ SQUARED_SINE = (
 
 
 def make_constants(dtype: torch.dtype, log_scale: bool) -> Callable:
-    """Build (constants, alpha, beta): half periods (float32) or radians per unit of u, and 1/(b + 1e-9)."""
+    """Build (constants, alpha, beta) -> scale, by which the filters multiply u.
+
+    Constants: half periods (float32) or radians per unit of u, and 1/(b + 1e-9). For 16-bit elements u has radians."""
     unit = math.pi if dtype == torch.float32 else 1.0
     real = float64 if dtype == torch.float64 else float32
+    in_radians = dtype.itemsize == 2
 
     @device_function
     def fill(constants, alpha, beta):
         a, b = float64(alpha), float64(beta)
         if log_scale:
             a, b = math.exp(a), math.exp(b)
-        constants[0] = real(a / unit)
-        constants[1] = real(1.0 / (b + 1e-9))
+        inverse = 1.0 / (b + 1e-9)
+        if not in_radians:
+            constants[0], constants[1] = real(a / unit), real(inverse)
+            return real(1)
+        scale = LEAST_SCALE if abs(a) < LEAST_SCALE else a
+        constants[0], constants[1] = real(1), real(scale * inverse)
+        return real(scale)
 
     return fill
 
@@ -53,10 +63,9 @@ def snake(u, constants):
 
 @device_function
 def coarse_snake(u, constants):
-    """``snake`` for 16-bit elements."""
-    a, inverse = constants
-    sine = sine_approx(u * a)
-    return cuda.fma(sine * sine, inverse, u)
+    """``snake`` for 16-bit elements: of u in radians."""
+    sine = sine_approx(u)
+    return cuda.fma(sine * sine, constants[1], u)
 
 
 @device_function

@@ -21,14 +21,30 @@ class Registers(NamedTuple):
     down: object  # the filter down
 
 
-def make_store(config: Config) -> Callable:
-    """(y, target, length, registers, planes, begin): ``target``: a row's first element; ``begin``: a tile's output."""
+class Epilogue(NamedTuple):
+    """Device functions."""
+
+    begin_sums: Callable  # (sums, down, values): products of a thread's own up-samples, at the same ratio
+    store_tile: Callable  # (y, target, length, registers, planes, begin): the others; a row's, a tile's first output
+
+
+def make_epilogue(config: Config) -> Epilogue:
     element, run, vector, threads = ELEMENTS[config.dtype], config.run, config.vector, config.threads
-    store, accumulator, outputs, plane = element.store, element.accumulator, config.outputs, config.plane
+    store, accumulator, outputs = element.store, element.accumulator, config.outputs
+    plane, stride = config.plane, config.stride
     down_window, down_ratio, rounds = config.down.window, config.down_ratio, -(-outputs // config.positions)
-    place, multiply_down = device_function(config.place), multiply_add((config.down.products,))
+    same_ratio, known = config.same_ratio, run if config.same_ratio else 0
+    multiply_own = multiply_add((config.down.own(),))
+    multiply_others = multiply_add((config.down.others() if same_ratio else config.down.products,))
+    place = device_function(config.place)
     stored = min(run, 16 // config.dtype.itemsize)
     put = store_run(element, stored)
+
+    @device_function
+    def begin_sums(sums, down, values):
+        for z in range(run):
+            sums[z] = accumulator(0)
+        multiply_own(sums, down, values, 0)
 
     @device_function
     def store_tile(y, target, length, registers, planes, begin):
@@ -36,13 +52,15 @@ def make_store(config: Config) -> Callable:
         for turned in range(rounds):
             o = int32((thread + turned * threads) * run)
             if o < outputs:
-                for v in range(0, down_window, vector):
-                    at = place(uint32(o + v))
+                own = uint32((thread + turned * threads) * stride)
+                for v in range(known, down_window, vector):
+                    at = own + place(uint32(v))
                     for q in range(down_ratio):
                         load_vector(registers.values, q * down_window + v, planes, q * plane + at)
-                for z in range(run):
-                    registers.sums[z] = accumulator(0)
-                multiply_down(registers.sums, registers.down, registers.values, 0)
+                if not same_ratio:
+                    for z in range(run):
+                        registers.sums[z] = accumulator(0)
+                multiply_others(registers.sums, registers.down, registers.values, 0)
                 first = int32(begin + o)
                 if first >= 0 and int32(first + run) <= length:
                     for z in range(0, run, stored):
@@ -52,4 +70,4 @@ def make_store(config: Config) -> Callable:
                         if uint32(first + z) < uint32(length):
                             y[uint64(target + first + z)] = store(registers.sums[z])
 
-    return store_tile
+    return Epilogue(begin_sums, store_tile)

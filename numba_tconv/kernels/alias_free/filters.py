@@ -82,6 +82,17 @@ class Down:
             for z in range(self.run)
         )
 
+    def own(self) -> tuple:
+        """Those of the thread's own first ``run`` entries: (output, tap, place among them, by plane)."""
+        return tuple(
+            (z, k, place // self.window * self.run + place % self.window)
+            for z, k, place in self.products
+            if place % self.window < self.run
+        )
+
+    def others(self) -> tuple:
+        return tuple(product for product in self.products if product[2] % self.window >= self.run)
+
 
 def whole(count: int, vector: int) -> int:
     return -(-count // vector) * vector

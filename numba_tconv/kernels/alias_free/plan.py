@@ -23,8 +23,8 @@ def reason(sizes: AliasFree, config: Config) -> str | None:
     """Why no launch computes ``sizes``, or None."""
     if sizes.length > MOST_LENGTH:
         return f"it takes rows of up to {MOST_LENGTH} samples"
-    if sizes.rows * tiles_of(sizes, config)[1] > MOST_BLOCKS:
-        return f"it takes up to {MOST_BLOCKS} tiles"
+    if sizes.rows > MOST_BLOCKS:
+        return f"it takes up to {MOST_BLOCKS} rows"
     return None
 
 
@@ -41,9 +41,9 @@ def prepare(sizes: AliasFree, strides: tuple, config: Config) -> Callable[..., N
     passes, blocks = tiles_of(sizes, config)
     dtype, channels = config.dtype, sizes.channels
     return make_kernel(config).prepare(
-        sizes.rows * blocks,
+        (sizes.rows, blocks, 1),
         Signal(alike((sizes.batch, channels, sizes.length), dtype, strides), *strides),
         *(alike((count,), dtype) for count in (sizes.up_taps, sizes.down_taps, channels, channels)),
         alike((sizes.rows * sizes.out_length,), dtype),
-        Sizes(sizes.length, sizes.out_length, channels, passes, blocks),
+        Sizes(sizes.length, sizes.out_length, channels, passes),
     )

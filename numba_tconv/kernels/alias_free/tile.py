@@ -20,6 +20,7 @@ THREADS = (32, 64, 128)
 MOST_NUMBERS = 32  # up-samples and samples of a thread, in 64 registers
 RESIDENT_THREADS = 1280  # with 48 registers each
 MOST_BLOCKS_RESIDENT = 32
+MOST_ROW_BLOCKS = 65535  # of a grid in y
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,13 @@ class Config:
 
     @cached_property
     def samples(self) -> int:
-        return whole(self.positions - self.run + self.up.window, self.lanes)
+        """Samples of a tile. At the same ratio the last positions, which no output needs, lack theirs."""
+        return self.positions if self.same_ratio else whole(self.windows, self.lanes)
+
+    @property
+    def windows(self) -> int:
+        """Samples of all threads' windows."""
+        return self.positions - self.run + self.up.window
 
     @cached_property
     def lead(self) -> int:
@@ -100,7 +107,7 @@ class Config:
     def outputs(self) -> int:
         """Outputs of a tile, in whole sectors."""
         if self.same_ratio:
-            most = self.positions - self.down.reach
+            most = self.positions - self.up.before - self.up.after - self.down.reach
         else:
             most = (self.positions * self.up_ratio - self.down_taps - self.up_ratio + 1) // self.down_ratio + 1
         return most // self.aligned * self.aligned
@@ -115,17 +122,20 @@ class Config:
     def plane(self) -> int:
         return self.room(self.entries)
 
+    @property
+    def stride(self) -> int:
+        """From a thread's entries to the next thread's: an odd number of vectors, against bank conflicts."""
+        return (self.vectors | 1) * self.vector
+
     def room(self, count: int) -> int:
         """Accumulators that ``count`` entries take."""
-        return whole(count, 8 * self.vector)
+        return -(-count // self.run) * self.stride
 
     @cached_property
     def place(self) -> Callable[[int], int]:
-        """Where entry i of a row or plane lies in shared memory.
-
-        Vectors are exchanged within 128 bytes, against bank conflicts."""
-        vector, block, most = self.vector, 8 * self.vector, self.vectors - 1
-        return lambda i: i ^ type(i)((i // type(i)(block) & type(i)(most)) * type(i)(vector))
+        """Where entry i of a row or plane lies in shared memory."""
+        run, gap = self.run, self.stride - self.run
+        return lambda i: type(i)(i + i // type(i)(run) * type(i)(gap))
 
 
 @lru_cache(maxsize=1024)
@@ -144,5 +154,5 @@ def tiles_of(sizes: AliasFree, config: Config) -> tuple[int, int]:
     """Tiles of a block, and blocks of a row. A tile begins before a row that begins inside a sector."""
     ahead = 0 if sizes.out_length % config.aligned == 0 else config.aligned - 1
     tiles = -(-(sizes.out_length + ahead) // config.outputs)
-    passes = max(1, min(MOST_PASSES, tiles, sizes.rows * tiles // ENOUGH_BLOCKS))
+    passes = max(1, min(MOST_PASSES, tiles, sizes.rows * tiles // ENOUGH_BLOCKS), -(-tiles // MOST_ROW_BLOCKS))
     return passes, -(-tiles // passes)
