@@ -17,6 +17,7 @@ from .style import ROOFLINE, SMALL, TORCH, label_points, look
 from .words import caption, held, layer, measured_on, words
 
 COLUMNS = 4
+ABOVE = 4  # times the fastest curve: a roofline that rises further is cut
 STEADY = 0.9  # share of the long lengths' speed-up at which the title's lengths begin
 
 
@@ -111,12 +112,13 @@ def _panel(axes: Axes, rows: list[Row], live: list[Row]) -> None:
 
 def _fit(panels: list[Axes], rows: Sequence[Row]) -> None:
     heights = [y for axes in panels for one in axes.lines for y in one.get_ydata()]
+    measured = [row.opponent_ms / row.ms_p50 for row in rows]
     lengths = [samples(row) for row in rows]
     room = (max(lengths) / min(lengths)) ** 0.42
     panels[0].set_xlim(min(lengths) / 1.5, max(lengths) * room * 1.5)
-    top = max(heights)
+    top = min(max(heights), ABOVE * max(1, *measured))
     panels[0].set_ylim(max(min(heights), top / 1000) / 1.3, top * 1.4)
-    panels[0].xaxis.set_major_locator(LogLocator(base=32))
+    panels[0].xaxis.set_major_locator(LogLocator(base=32 if max(lengths) <= 2**12 * min(lengths) else 1024))
     panels[0].xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}" if n <= max(lengths) else ""))
     panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panels[0].yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
