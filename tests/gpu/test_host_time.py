@@ -75,12 +75,14 @@ MOST = {"inference": 1.1, "training": 1.2, "frozen": 1.0}
 # Known to miss it, by up to a fifth on some hosts: two or three launches where torch's call is at its shortest.
 SHORT = {("small", "ieee"), ("small", "tf32"), ("hifigan_u1", "ieee")}
 SHORT |= {("encodec_u4", precision) for precision in ("ieee", "tf32", "fp16")}
+# Recording costs more than a fifth of torch's call in these, too.
+RECORDED = {("small", "fp16"), ("encodec_u4", "fp16")}
 LONGER = {("hifigan_u1", "ieee"), ("small", "tf32")}  # frozen, too
 
 
 def misses(name, precision, mode):
     """Why a case is known to miss its limit, or None. torch.autograd.Function alone takes a quarter of torch's call."""
-    if mode == "training" and (precision in ("ieee", "tf32") or (name, precision) == ("small", "fp16")):
+    if mode == "training" and (precision in ("ieee", "tf32") or (name, precision) in RECORDED):
         return "recording a call in Python costs more than the limit leaves"
     if (name, precision) in SHORT and (mode == "inference" or (name, precision) in LONGER):
         return "several launches against torch's shortest call"

@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothi
 SIZES = AliasFree(4, 24, 96_000, 12, 12)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(F32, 62), (BF16, 48)], ids=str)
+@pytest.mark.parametrize(("dtype", "most"), [(F32, 66), (BF16, 53)], ids=str)
 def test_instructions_of_a_sample(dtype, most):
-    """Of a tile inside a row: between a tile's barriers, without the part that repeats a row's ends."""
+    """From a tile's first barrier to its last whole store, with what a row's ends need besides."""
     config = tile.choose(SIZES, dtype, "snake", True)
     (step,) = plan.steps(SIZES, dtype, "snake")
     report = offline.report(step.kernel, HOPPER)
@@ -26,7 +26,7 @@ def test_instructions_of_a_sample(dtype, most):
     assert report.registers <= 64
     assert report.blocks_per_multiprocessor >= config.min_blocks
     code = re.findall(r"/\*[0-9a-f]{4}\*/\s+(.*?);", report.sass)
-    begin, _, end = (at for at, one in enumerate(code) if "BAR.SYNC" in one)
-    middle = next(at for at, one in enumerate(code) if at > begin and "BAR.SYNC" in one)
+    begin = next(at for at, one in enumerate(code) if "BAR.SYNC" in one)
     last = max(at for at, one in enumerate(code) if re.search(r"STG\.E\.128", one))
-    assert (middle - begin + last - end) / config.run <= most
+    assert sum("FFMA" in one for one in code[begin:last]) >= 2 * 12 * config.run  # the filters' products are in it
+    assert (last - begin) / config.run <= most
