@@ -133,15 +133,6 @@ def test_curves_are_speed_ups_of_each_row_over_the_faster_of_torchs_two():
         assert all(low <= y <= high for low, high in [axes.get_ylim()] for one in curves.values() for _, y in one)
 
 
-def test_a_roofline_far_above_hides_no_curve():
-    layer = workloads.get("kb64")
-    some = [replace(one, roofline=one.roofline / 5000) for one in ladder(workloads.at_length(layer, 2**10, 1))]
-    axes = by_length.throughput(some).axes[0]
-    low, high = axes.get_ylim()
-    assert all(low <= one.opponent_ms / one.ms_p50 <= high for one in some)
-    assert low <= 1 <= high
-
-
 def test_the_title_of_curves_is_what_their_rows_say():
     def measured(name, *speedups):
         layers = [workloads.at_length(workloads.get(name), 2**n, 16) for n in range(10, 10 + len(speedups))]

@@ -7,8 +7,9 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import bench, rows, workloads
+from numba_tconv.lab.report.figures import by_length
 from tests.command_line import run
-from tests.samples import row
+from tests.samples import ladder, row
 
 
 def swept(path):
@@ -99,3 +100,12 @@ def test_where_memory_is_short_the_selection_stays_and_then_the_curve_ends(
     assert said == {0: both[:2], 1: [*both[:2], (2048, "auto"), (4096, "auto")], 2: both}[needed]
     assert printed.count("on: too long for memory or torch") == (0 if needed else 2)
     assert ("kb74@batch16", 1024) in swept(out)
+
+
+def test_a_roofline_far_above_hides_no_curve():
+    layer = workloads.get("kb64")
+    some = [replace(one, roofline=one.roofline / 5000) for one in ladder(workloads.at_length(layer, 2**10, 1))]
+    axes = by_length.throughput(some).axes[0]
+    low, high = axes.get_ylim()
+    assert all(low <= one.opponent_ms / one.ms_p50 <= high for one in some)
+    assert low <= 1 <= high

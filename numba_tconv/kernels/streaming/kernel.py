@@ -1,11 +1,8 @@
-"""The kernel of a step: a matrix product of the weights as they lie and the frames of all slots.
-
-    state, x (global) --> frames (shared) --+
-    w (global, coalesced along taps) -------+--> a sum for each tap, slot and frame (registers)
-    sums --> shared --> y;  the last block to have read the state writes the new one
+"""The kernel of a step by columns: weights as they lie and the frames of all slots (drawing: kernels/README.md).
 
 A thread owns an output channel and a tap, and loads each weight once. Sums of SUM_CHANNELS input channels are added in
-the order of k2_polyphase, so steps give its bits on the whole signal, whatever the frames, slots and mask."""
+the order of k2_polyphase, so steps give its bits on the whole signal, whatever the frames, slots and mask.
+"""
 
 from __future__ import annotations
 

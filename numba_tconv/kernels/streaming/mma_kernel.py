@@ -1,14 +1,10 @@
-"""The kernel of a step on tensor cores: a matrix product with the weights as they lie.
-
-    w, state, x --cp.async--> ring of stages (shared) --fragments--> registers --mma.sync--> sums --shared--> y
-                              frames of a stage, once the last block has read them --> new state
+"""The kernel of a step on tensor cores: a matrix product with the weights as they lie (drawing: kernels/README.md).
 
 A row is an output channel and a phase r, a column a slot's new frame. A stage holds the rows' taps and all frames of
-some input channels. Tap r + q*stride multiplies the frames q before the columns' own. Warps share a stage's input
-channels, and many columns; their sums are added in one order.
+some input channels. Tap r + q*stride multiplies the frames q before the columns' own. Warps add up their sums in one
+order.
 
-Frames lie by time, then by slot: the columns' are adjacent for every q, and so is the new state. Blocks that read the
-same frames draw a ticket each stage; the last one writes the new state from shared memory.
+Frames lie by time, then by slot: the columns' are adjacent for every q, and so is the new state.
 """
 
 from __future__ import annotations
