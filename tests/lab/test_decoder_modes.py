@@ -159,7 +159,8 @@ def test_transformers_is_needed_by_its_decoders_alone(capsys, monkeypatch, tmp_p
     assert (code, err) == (commands.MISTAKE, f"numba_tconv: {decoders.MISSING}\n")
 
 
-def test_a_graph_keeps_the_input_that_it_reads(monkeypatch):
+@pytest.fixture
+def capturing(monkeypatch):
     for name, stand_in in {
         "CUDAGraph": mock.MagicMock,
         "Stream": mock.MagicMock,
@@ -168,12 +169,31 @@ def test_a_graph_keeps_the_input_that_it_reads(monkeypatch):
         "synchronize": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    x = torch.randn(3)
-    kept = weakref.ref(x)
-    replay = decoder_modes.calls_of(nn.Tanh(), x, "graph", ours=False)
-    del x
-    assert kept() is not None
-    assert torch.equal(replay(), kept().tanh())
+
+
+def test_a_graph_keeps_what_it_reads(capturing):
+    model, x = nn.Tanh(), torch.randn(3)
+    kept = weakref.ref(model), weakref.ref(x)
+    replay = decoder_modes.calls_of(model, x, "graph", ours=False)
+    del model, x
+    assert all(one() is not None for one in kept)
+    assert torch.equal(replay(), kept[1]().tanh())
+
+
+def test_numbers_of_a_captured_model_are_on_the_cpu(capturing, monkeypatch):
+    class Shift(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.number, self.scale = nn.Buffer(torch.tensor(2)), nn.Buffer(torch.tensor(0.5))
+
+        def forward(self, x):
+            return x * self.scale + self.number
+
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda number: number + 100)
+    model, x = Shift(), torch.ones(3)
+    replay = decoder_modes.calls_of(model, x, "graph", ours=False)
+    assert replay().tolist() == [102.5] * 3
+    assert model.number == 2
 
 
 @pytest.mark.thorough

@@ -72,11 +72,16 @@ def make(name: str, batch: int, seconds: float) -> tuple[nn.Module, torch.Tensor
 
 
 def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """``call`` as a replayed CUDA graph, which reads ``x``'s memory.
+    """``call`` as a replayed CUDA graph, which reads the memory of ``model`` and ``x``.
 
-    Without Qwen2.5-Omni's scaling by a CPU constant and copy to the CPU, which a graph cannot hold.
+    Without Qwen2.5-Omni's scaling by a CPU constant and copy to the CPU, which a graph cannot hold. Integer buffers,
+    of which EnCodec and Mimi make Python's numbers, are on the CPU meanwhile.
     """
     with contextlib.ExitStack() as patches:
+        for module in model.modules():
+            buffers = {name: b for name, b in module.named_buffers(recurse=False) if not b.is_floating_point()}
+            numbers = {name: b.cpu() for name, b in buffers.items() if not b.dim()}
+            patches.enter_context(mock.patch.dict(module._buffers, numbers))
         patches.enter_context(mock.patch.object(torch.Tensor, "cpu", lambda self: self))
         if hasattr(model, "process_mel_spectrogram"):
             x.copy_(model.process_mel_spectrogram(x))
@@ -90,7 +95,7 @@ def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor
         with torch.cuda.graph(graph):
             y = call()
 
-    def replay(_read: torch.Tensor = x) -> torch.Tensor:
+    def replay(_read: tuple = (model, x)) -> torch.Tensor:
         graph.replay()
         return y
 
