@@ -13,6 +13,8 @@ from numba_tconv.gradients.input.by_planes import InputPlanes, adjoint
 from numba_tconv.kernels.common.tensor_core import fragments
 from numba_tconv.kernels.k4_register_tile import pack as k4_pack
 from numba_tconv.kernels.k4_register_tile import tile as k4_config
+from numba_tconv.kernels.k4_register_tile.arguments import Registers, Stage
+from numba_tconv.kernels.k5_dmma import mainloop as k5_dmma_mainloop
 from numba_tconv.kernels.k5_dmma import ring as k5_dmma_ring
 from numba_tconv.kernels.k5_dmma import tile as k5_dmma_config
 from numba_tconv.kernels.k5_dmma.tile import candidates, choose, cost
@@ -82,6 +84,42 @@ def test_operands_of_deeper_products_are_those_of_four_channels_side_by_side():
         k, n = fragments.mma_b(lane, 0, 0, 1)
         assert b_of(lane, i) == (k + 4 * i, n)
     assert all(c_of(lane, i) == fragments.mma_d(lane, i) for lane in LANES for i in range(4))
+
+
+@pytest.mark.parametrize("tails", [-1, 0])
+@pytest.mark.parametrize("device", [A100, H200], ids=["A100", "H200"])
+@pytest.mark.parametrize("problem", [UNEQUAL, Problem(2, 16, 64, 4, 300)], ids=["unequal", "stride 1"])
+def test_a_stage_is_multiplied_once(monkeypatch, problem, device, tails):
+    """In Python: every tap of every four channels, but for a last one that the block's rows lack."""
+
+    def load_pair(pair, at, shared, address):
+        pair[at : at + 2] = address, address + 8
+
+    def repeated(function, count):
+        return lambda k, state: [function(k + z, state) for z in range(count)]
+
+    for name in ("device_function", "recomputed"):
+        monkeypatch.setattr(k5_dmma_mainloop, name, lambda value: value)
+    monkeypatch.setattr(k5_dmma_mainloop, "repeated", repeated)
+    monkeypatch.setattr(k5_dmma_mainloop, "ld_shared", lambda count, kind: lambda address: address)
+    monkeypatch.setattr(k5_dmma_mainloop, "load_vector_at", load_pair)
+    for c in candidates(problem, 1, device):
+        products, expected = [], []
+
+        def multiply(sums, at, a, a_at, b, b_at, products=products, fours=c.fours):
+            for z in range(fours):
+                products.append((at, *a[a_at + 2 * z : a_at + 2 * z + 2], b[b_at + z]))
+
+        monkeypatch.setattr(k5_dmma_mainloop, "mma_f64", lambda depth, multiply=multiply: multiply)
+        parts = k5_dmma_mainloop.make_multiply(c)
+        registers = Registers(None, [None] * parts.window, [None] * parts.weights)
+        parts.multiply(registers, Stage(None, 0, 0), tails)
+        tiles_m, tiles_n, taps = c.thread_m // 2, c.thread_n // 2, c.tap_chunk - (c.ragged and tails == 0)
+        for four, tap, m, n in itertools.product(*map(range, (c.block_k // 4, taps, tiles_m, tiles_n))):
+            w = ((four * c.tap_chunk + tap) * (c.block_m // 16) + m) * 16 * 4 * 8
+            x = (4 * four * c.width + c.halo - tap * c.taps.step + 8 * n) * 8
+            expected.append(((m * tiles_n + n) * 4, w, w + 8, x))
+        assert sorted(products) == sorted(expected)
 
 
 def test_inputs_and_sums_lie_in_different_banks():

@@ -222,6 +222,15 @@ def test_rows_are_every_channel_and_every_phase_with_taps(rung, precision, data)
     assert computed.keys() >= set(itertools.product(range(problem.out_channels_per_group), range(active)))
 
 
+@pytest.mark.parametrize(
+    ("out_channels", "stride", "channels", "rows"),
+    [(1, 1, 1, 8), (1, 97, 1, 104), (3, 3, 3, 16), (8, 1, 8, 8), (9, 1, 16, 16), (30, 6, 16, 96), (30, 5, 16, 80)],
+)
+def test_channels_beyond_a_core_matrix_come_in_whole_ones(out_channels, stride, channels, rows):
+    tile = make_tile(Problem(1, 8, out_channels, 2 * stride, 64, stride=stride), "tf32")
+    assert (tile.channels, tile.rows) == (channels, rows)
+
+
 @rungs
 @precisions
 @hypothesis.given(data=st.data())

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASI
 PROBLEMS = {
     "a decoder's layer, several samples": Problem(3, 6, 26, 8, 9, stride=4, padding=2, bias=True),
     "groups, without a bias": Problem(1, 12, 6, 4, 26, stride=2, groups=2),
-    "unequal taps": Problem(1, 6, 34, 7, 5, stride=3, padding=1, output_padding=1, bias=True),
+    "unequal taps": Problem(3, 6, 34, 7, 5, stride=3, padding=1, output_padding=1, bias=True),
     "stride 1, dilation": Problem(2, 6, 7, 3, 27, dilation=2, padding=2, bias=True),
     "a long stride, parts of its phases": Problem(1, 6, 1, 260, 3, stride=130),
 }

@@ -18,6 +18,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core import store_any as tensor_store
 from numba_tconv.kernels.common.tensor_core import store_rows as tensor_rows
 from numba_tconv.kernels.common.tensor_core import store_runs as tensor_runs
+from numba_tconv.kernels.common.tensor_core.fragments import wgmma_d
 from numba_tconv.kernels.common.tensor_core.outputs import Place, Thread
 from numba_tconv.kernels.k6_wgmma import epilogue as k6_epilogue
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
@@ -204,6 +205,47 @@ def check_written(state, p, y, first, times, added):
     assert {channel for _, channel in rows} == set(range(p.out_channels))
     for outputs in rows.values():
         assert max(outputs) - min(outputs) + 1 == len(outputs), "none is left out"
+
+
+@pytest.mark.parametrize("workload", ["kb79", "hifigan_u3", "dac_u1", "encodec_u2", "seamless_u1"])
+def test_other_tiles_are_staged_and_stored_round_by_round(monkeypatch, workload):
+    """Each of a lane's sums in its row and column, for whichever rows are taken from registers at a time."""
+    p = workloads.get(workload).problem
+    config = next(c for c in k6_config.configs(p, "tf32") if not c.tile.part)
+    tile, staged, stored = config.tile, {}, []
+
+    def take(offsets, stride, cases):
+        def taken(values, sums, case):
+            assert 0 <= case < cases
+            values[:] = [sums[offset + case * stride] for offset in offsets]
+
+        return taken
+
+    def stage_rows(values, first_value, count, first_row, staging, offset, thread):
+        for r, column in itertools.product(range(count // 4), range(4)):
+            staged[first_row + r // 2 * 8 + r % 2, column] = values[first_value + 4 * r + column]
+
+    def store(runs, out, staging, place, thread):
+        stored.append((place.channel, place.channels_left, {**staged}))
+        staged.clear()
+
+    for name in ("device_function", "recomputed"):
+        monkeypatch.setattr(k6_epilogue, name, same)
+    monkeypatch.setattr(k6_epilogue, "take", take)
+    monkeypatch.setattr(k6_epilogue, "make_stage_rows", lambda tile: stage_rows)
+    monkeypatch.setattr(k6_epilogue, "barrier_sync", lambda *_: None)
+    out = SimpleNamespace(alignment=SimpleNamespace(offset=0))
+    place, buffers = Place(0, 0, 0, 16, tile.channels, None, None), Buffers(None, None, 0, 0, 0, None, None)
+    sums = Sums(range(tile.rows), None, [], None)
+    k6_epilogue._make_rows(config)(store, False)(sums, None, buffers, out, place, 0.0, Thread(0, 0, 0))
+
+    rows, expected = tile.rows // tile.rounds, [{} for _ in range(tile.rounds)]
+    for e in sums.acc:
+        block, register = divmod(e, tile.rows // 2)
+        half, row = wgmma_d(0, 0, register)
+        expected[row // rows][row % rows, 2 * block + half // 8] = e
+    done = range(0, tile.channels, tile.round_channels)
+    assert stored == [(16 + c, tile.channels - c, of) for c, of in zip(done, expected, strict=True)]
 
 
 def test_a_thread_loads_the_bias_of_its_channel(monkeypatch):
