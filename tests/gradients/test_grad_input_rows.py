@@ -78,6 +78,16 @@ def test_few_tiles_are_split(precision):
 
 
 @pytest.mark.parametrize(
+    ("name", "arriving", "clocks"), [("demucs_out", 4 * 94, 4 * 94 + 80), ("hifigan_u1", 42752 / 45, 1024 + 80)]
+)
+def test_a_stage_arrives_box_by_box_or_byte_by_byte(name, arriving, clocks):
+    """Three boxes and the weights; 42,752 bytes, beside products that take longer."""
+    config = next(grad_input_wgmma_choose.candidates(workloads.get(name).problem.layer, "bf16"))
+    assert config.arriving == arriving
+    assert grad_input_wgmma_choose.stage_clocks(config) == clocks
+
+
+@pytest.mark.parametrize(
     ("name", "channels"), [("dac_u1", 224), ("demucs_u2", 192), ("hifigan_u1", 256), ("seamless_u1", 256)]
 )
 def test_narrower_tiles_where_they_fill_more_multiprocessors(name, channels):

@@ -6,18 +6,20 @@ import weakref
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients import planes
+from numba_tconv.gradients import planes, wgmma_ring
 from numba_tconv.gradients.input import by_planes as grad_input_planes
 from numba_tconv.gradients.input.wgmma import choose as grad_input_wgmma_choose
 from numba_tconv.gradients.input.wgmma import tile as grad_input_wgmma_config
 from numba_tconv.gradients.weight.wgmma import choose as grad_weight_wgmma_choose
 from numba_tconv.gradients.weight.wgmma import kernel as grad_weight_wgmma
+from numba_tconv.gradients.weight.wgmma import operands as grad_weight_wgmma_operands
 from numba_tconv.gradients.weight.wgmma import tile as grad_weight_wgmma_config
 from numba_tconv.kernels.common import tensor_map
 from numba_tconv.kernels.common.tensor_core import fragments
@@ -124,6 +126,33 @@ def test_a_lane_of_grad_weight_loads_what_wgmma_wants(precision):
                     # Registers 2*half and 2*half + 1 differ in the row alone.
                     ks = [fragments.wgmma_a(0, lane, 2 * half, h, halves)[1] for h in range(halves)]
                     assert loaded == [(k + b * window.step) * window.stride + config.odd for k in ks]
+
+
+@every_precision
+def test_a_product_of_grad_weight_loads_from_its_positions(monkeypatch, precision):
+    """In Python, the addresses of a lane's rows."""
+    module, slot, loads = grad_weight_wgmma_operands, 1 << 12, ("load", "load 16 bits")
+    monkeypatch.setattr(module, "device_function", lambda function: function)
+    monkeypatch.setattr(module, "cuda", SimpleNamespace(local=SimpleNamespace(array=lambda n, dtype: [None] * n)))
+    monkeypatch.setattr(module, "ld_shared", lambda count, kind: lambda address: (loads[0], address))
+    monkeypatch.setattr(module, "ld_shared_u16", lambda address: (loads[1], address))
+    monkeypatch.setattr(module, "prmt", lambda low, high, selector: (low, high, selector))
+    monkeypatch.setattr(module, "wgmma", lambda kind, channels: None)
+    for config in configs_of_weight(precision):
+        by_halves = config.itemsize == 2 and config.window.stride > 1
+        selector = module.LOWER_HALVES if by_halves else module.UPPER_AND_LOWER
+        positions, products = 32 // config.itemsize, wgmma_ring.PRODUCTS
+        rows, load = [row << 16 for row in range(2 * config.blocks)], module.make_operands(config).load
+        for k in range(products):
+            registers = {}
+            piece, own = divmod(k, products // config.pieces)
+            start = slot + piece * config.spacing + own * positions * config.window.stride * config.itemsize
+            load(k, registers, 7, SimpleNamespace(rows=rows), slot)
+            expected = []
+            for row, entry in itertools.product(rows, config.entries):
+                low, high = ((loads[by_halves], row + start + place) for place in entry)
+                expected.append(low if low == high else (low, high, selector))
+            assert registers == dict(enumerate(expected, 7))
 
 
 @every_precision

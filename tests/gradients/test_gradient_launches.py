@@ -9,10 +9,12 @@ from numba_tconv.gradients.input.wgmma import arguments as of_input
 from numba_tconv.gradients.input.wgmma import kernel as grad_input_wgmma
 from numba_tconv.gradients.weight.wgmma import arguments as of_weight
 from numba_tconv.gradients.weight.wgmma import kernel as grad_weight_wgmma
+from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
 from numba_tconv.gradients.wgmma_ring import LONGEST_SIGNAL
 from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import H200
+from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.selection.gradient import GRADIENTS
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
@@ -54,14 +56,15 @@ def test_grad_input(p, sheared):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("p", "direct"), [(PROBLEM, False), (workloads.get("dac_u1").problem, True)], ids=str)
-def test_grad_weight(p, direct, in_place):
+def test_grad_weight(p, direct, dtype, in_place):
     """In place, or from planes: the same launch but for grad_output's rows and their first element."""
-    _, own = GRADIENTS["grad_weight_wgmma"].config(p, torch.float32, H200, "tf32")
+    _, own = GRADIENTS["grad_weight_wgmma"].config(p, dtype, H200, "tf32" if dtype == torch.float32 else "bf16")
     channels = p.out_channels_per_group if in_place else planes.pairs_of(p)
     g = contiguous(p.batch, channels * p.groups, 4000)
     _, x_strides = contiguous(p.batch, p.in_channels, p.length)
-    made = grad_weight_wgmma._prepared.__wrapped__(p, own, in_place, *g, torch.float32, x_strides, H200)
+    made = grad_weight_wgmma._prepared.__wrapped__(p, own, in_place, *g, dtype, x_strides, H200)
     blocks, sums, launch = made
     _, stored, rows, grid = launch.arguments
     assert own.direct == direct
@@ -72,3 +75,19 @@ def test_grad_weight(p, direct, in_place):
     assert blocks == grid.splits * grid.tiles
     weights = p.in_channels * p.out_channels_per_group * p.kernel_size
     assert stored.numel() == (weights if direct else sums * grid.tiles * own.tile_sums)
+    assert launch.kernel.signature[1].dtype == ELEMENTS[dtype if direct else torch.float32].storage
+
+
+def test_grad_weight_is_added_up():
+    p = PROBLEM
+    _, tile = GRADIENTS["grad_weight_wgmma"].config(p, torch.float32, H200, "tf32")
+    own = grad_weight_sum.config_of(p, torch.float32, True)
+    launch = grad_weight_sum.prepare.__wrapped__(p, tile, 5, own)
+    partials, result, splits, weight, tiling = launch.arguments
+    taps, pairs, channels = tile.tiles(p)
+    assert pairs != channels
+    assert partials.numel() == 5 * p.groups * taps * pairs * channels * tile.tile_sums
+    assert result.numel() == p.in_channels * p.out_channels_per_group * p.kernel_size
+    assert splits == (5, tile.tile_sums, p.groups * taps * pairs * channels)
+    assert weight[:4] == (p.groups, p.in_channels_per_group, p.out_channels_per_group * p.kernel_size, p.kernel_size)
+    assert (tiling.tap_chunks, tiling.pair_tiles, tiling.channel_tiles) == (taps, pairs, channels)
