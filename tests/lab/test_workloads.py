@@ -35,6 +35,7 @@ def test_decoders_feed_the_next_layer():
     """In decoders that crop their seams, each output has the length and channels of the next input."""
     for family in ("hifigan", "dac", "oobleck"):
         layers = [w.problem for name, w in WORKLOADS.items() if name.startswith(f"{family}_u")]
+        assert [layer.out_length for layer in layers] == [layer.stride * layer.length for layer in layers]
         for layer, following in pairwise(layers):
             assert (layer.out_channels, layer.out_length) == (following.in_channels, following.length)
 

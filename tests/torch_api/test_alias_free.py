@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import reference
 from numba_tconv.formula.alias_free import ACTIVATIONS, alias_free
+from numba_tconv.torch_api import alias_free_operators as ops
 from numba_tconv.torch_api.alias_free_operators import alias_free_activation, composed
 
 CHOICES = 2, 2, True, "snake"
@@ -102,3 +103,21 @@ def test_bad_arguments(place, value, kind, words):
     arguments[place] = value
     with pytest.raises(kind, match=words):
         alias_free_activation(*arguments)
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["forward", "gradients"])
+def test_kernels_get_the_strides_that_they_were_made_ready_for(monkeypatch, gradients):
+    """On a GPU: samples that lie apart are copied first."""
+    x, *others = operands(8)
+    apart = x.mT.contiguous().mT
+    ready, signals = ("ready_gradients", 2) if gradients else ("ready", 1)
+    got = []
+
+    def made(sizes, *arguments):
+        strides = arguments[:signals]
+        return lambda *tensors: got.extend(zip(strides, (one.stride() for one in tensors), strict=False))
+
+    monkeypatch.setattr(ops, ready, made)
+    compute, more = (ops._gradients_cuda, (True,)) if gradients else (ops._cuda, ())
+    compute(*[apart] * signals, *others, *CHOICES, *more)
+    assert got == [(x.stride(), x.stride())] * signals

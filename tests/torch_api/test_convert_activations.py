@@ -95,6 +95,13 @@ class ZeroPadded(Activation1d):
         return self.downsample(nn.functional.pad(self.act(self.upsample(x)), (1, 1)))[..., : x.shape[-1]]
 
 
+class Mixed(Activation1d):
+    """Its samples see each other; one alone sees nothing."""
+
+    def forward(self, x):
+        return super().forward(x) + x - x.mean(0)
+
+
 class OnlyInEval(Activation1d):
     def forward(self, x):
         return super().forward(x) * (2 if self.training else 1)
@@ -137,6 +144,7 @@ class Reading(Snake):
 LEFT = {
     "a difference of 1e-6": (lambda: Perturbed(Snake(C)), "it computes something else: in float64 the two differ by "),
     "another padding": (lambda: ZeroPadded(Snake(C)), "it computes something else"),
+    "a mean over samples": (lambda: Mixed(Snake(C)), "it computes something else"),
     "another function in training": (lambda: OnlyInEval(Snake(C)).eval(), "it computes something else"),
     "an unused beta": (other_act(Reading(C)), "it computes something else"),
     "another argument": (lambda: Masked(Snake(C)), "its forward takes x, mask, where this package's takes x"),

@@ -199,6 +199,18 @@ def test_an_operator_that_nobody_described_is_called_itself():
     assert direct.route(torch.ops.aten.relu.default, (torch.randn(3),)) is torch.ops.aten.relu.default
 
 
+@pytest.mark.parametrize("operand", range(3), ids=("input", "weight", "bias"))
+def test_an_operands_torch_function_receives_the_call(operand):
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return func
+
+    tensors = list(tensors_of(PROBLEM))
+    tensors[operand] = tensors[operand].as_subclass(Own)
+    assert call(*tensors) is numba_tconv.conv_transpose1d
+
+
 # The results
 
 

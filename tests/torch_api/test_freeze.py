@@ -359,8 +359,10 @@ def test_only_in_eval_mode_and_all_or_nothing():
     with pytest.raises(RuntimeError, match=r"1 is in train mode: call eval\(\)"):
         freeze(model)
     assert not is_frozen(model[0])
+    torchs = nn.Sequential(nn.ConvTranspose1d(4, 6, 5))
     with pytest.raises(RuntimeError, match="the model is in train mode"):
-        convert(nn.Sequential(nn.ConvTranspose1d(4, 6, 5)), freeze=True)
+        convert(torchs, freeze=True)
+    assert not isinstance(torchs[0], numba_tconv.ConvTranspose1d)
 
 
 @pytest.mark.parametrize("function", [freeze, unfreeze])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.nn.utils import spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
 import numba_tconv
 import reference.streaming
@@ -97,6 +97,13 @@ def test_a_weight_that_a_hook_computes_is_computed_for_a_step(norm, frozen):
     assert state.dtype == torch.float64
     y = layer.step(x, state)
     torch.testing.assert_close(y, other(x)[:, :, :6])
+
+
+def test_a_frozen_weight_is_not_computed_for_a_step(monkeypatch):
+    layer = parametrizations.weight_norm(layer_of(LAYERS[USUAL])).eval().requires_grad_(False)
+    numba_tconv.freeze(layer)
+    monkeypatch.setattr(layer.parametrizations.weight, "forward", lambda: pytest.fail("it was computed"))
+    layer.step(torch.randn(2, 4, 3), torch.zeros(2, 4, 1))
 
 
 def test_a_layer_refuses_padding_by_anything_but_zeros():
