@@ -52,6 +52,13 @@ def test_rows_of_real_layers_are_not_copied(name, precision, sheared):
     assert not GRADIENTS["grad_input_wgmma"].unsuited(p, DTYPES[precision], precision, H200)
 
 
+@pytest.mark.parametrize(("channels", "why"), [(47, "at least 48 input channels a group, not 47"), (48, None)])
+def test_products_of_few_channels_are_too_short(channels, why):
+    p = Problem(2, 2 * channels, 128, 8, 300, stride=4, groups=2)
+    found = GRADIENTS["grad_input_wgmma"].unsuited(p, DTYPES["bf16"], "bf16", H200)
+    assert why in found if why else found is None
+
+
 def test_a_copy_where_boxes_would_be_too_wide():
     """Two channels of a box's eight are read."""
     p = Problem(16, 512, 64, 32, 1000, stride=16)

@@ -12,6 +12,7 @@ from numba_tconv.kernels.common.split_sums import second_stage_ms, split
 from numba_tconv.kernels.k4_register_tile import choose as k4_choose
 from numba_tconv.kernels.k4_register_tile import kernel as k4_register_tile
 from numba_tconv.kernels.k4_register_tile import pack as k4_pack
+from numba_tconv.kernels.k4_register_tile import plan as k4_plan
 from numba_tconv.kernels.k4_register_tile.choose import (
     blocks,
     candidates,
@@ -330,6 +331,22 @@ def test_launches_are_early_on_gpus_that_have_it(gpu):
         _, first, second = plan_of(k4_register_tile.make_kernel, config_for, p, None, x, w, False, True, gpu)
         assert (first.early, second.launch.early) == (gpu == H200 and few, gpu == H200)
         assert second.launch.kernel is split_sums.make_kernel(torch.float32, gpu == H200)
+
+
+@pytest.mark.parametrize("axis", [65_535, 4])
+def test_blocks_are_those_that_have_columns(monkeypatch, axis):
+    """Of all samples, one after the other; on two axes of the grid where one is too short."""
+    monkeypatch.setattr(k4_plan, "GRID_AXIS", axis)
+    p = Problem(5, 8, 40, 8, 100, stride=4, groups=2)
+    config = make(p, torch.float32, 4, thread_m=4, thread_n=4, lanes_m=8, block_m=64, block_n=64)
+    x, w = (Layout.contiguous(shape, torch.float32, NO_GPU) for shape in ((5, 8, 100), (8, 20, 8)))
+    given = k4_register_tile.make_kernel, config_for, p, config, x, w, False, True, H200
+    rows, along, planes = plan_of.__wrapped__(*given)[1].grid
+    blocks = -(-5 * config.columns(p)[1] // 64)
+    assert rows == 2 * config.row_tiles(p) > 2
+    assert along <= axis
+    assert planes == -(-blocks // axis)
+    assert blocks <= along * planes < blocks + planes
 
 
 def test_blocks_that_begin_early_spread_where_one_fits_or_each_has_a_multiprocessor():

@@ -10,6 +10,7 @@ import pytest
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core import store_any as tensor_store
 from numba_tconv.kernels.common.tensor_core.outputs import Output, Place, Thread
+from numba_tconv.kernels.common.tensor_core.tile import staged_at
 from numba_tconv.kernels.k5_mma import choose as k5_choice
 from numba_tconv.kernels.k5_mma import epilogue as k5_store
 from numba_tconv.kernels.k5_mma.tile import RUN, run_of
@@ -67,6 +68,36 @@ def test_sums_of_split_operands(k5_in_python, channels):
     config = k5_choice.choose(p, "tf32x3")
     assert config.by_rows
     check(k5_in_python, p, config, 2)
+
+
+@pytest.mark.parametrize(
+    "p",
+    [
+        Problem(2, 8, 48, 3, 256),
+        Problem(2, 8, 32, 8, 256, stride=4),
+        Problem(2, 8, 32, 1, 256, stride=2),
+        Problem(2, 8, 32, 3, 256, stride=5),
+    ],
+    ids=str,
+)
+def test_other_tiles_stage_a_sum_where_its_output_is(monkeypatch, p):
+    """Span 1, equal phases, every other output empty, phases without taps."""
+    config = k5_choice.choose(p, "tf32")
+    tile, memory, expected = config.tile, {}, {}
+    cast_quickly(monkeypatch, k5_store)
+    monkeypatch.setattr(k5_store, "device_function", same)
+    monkeypatch.setattr(k5_store, "st_shared", lambda address, *values: memory.update(enumerate(values, address // 4)))
+    at, offset, row0, columns = 1024, 0 if tile.span == 1 or k5_store.gaps_between(tile) else 3, 2, (8, 40)
+    sums = range(1, 1 + 4 * RUN * config.fragments)  # above zero, which fills gaps
+    k5_store._make_stage_sums(config)[0](sums, memory, 0, at, row0, *columns, offset)
+    places = itertools.product(range(config.fragments), range(RUN), range(2), range(2))
+    for value, (m, j, half, e) in zip(sums, places, strict=True):
+        channel, phase = divmod(row0 + 16 * m + 8 * half, tile.phases)
+        if channel < tile.round_channels:
+            u = (columns[e] + j) * tile.span + phase * tile.spread + offset
+            expected[at + channel * tile.pitch + staged_at(u, tile.skip)] = value
+    assert expected
+    assert {place: value for place, value in memory.items() if value} == expected
 
 
 def test_rounds_only_of_warps_that_share_their_rows():
