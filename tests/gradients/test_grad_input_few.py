@@ -8,7 +8,7 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.input.parts import numbers_of_parts, split, summed
-from numba_tconv.gradients.input.tile.choose import NARROWER, TALL, choose, rounds, usual, with_stages
+from numba_tconv.gradients.input.tile.choose import NARROWER, TALL, choose, rounds, tiles_of_few, usual, with_stages
 from numba_tconv.gradients.input.tile.kernel import InputTile, make_kernel
 from numba_tconv.gradients.input.tile.pack import make_kernel as make_pack
 from numba_tconv.gradients.input.tile.pack import pack_blocks, prepare_pack
@@ -47,6 +47,7 @@ def test_few_blocks_become_many(reason):
     problem, config = SHORT[reason], choose(SHORT[reason], F32)
     assert config.splits > 1
     part = split(problem, config.splits)
+    assert replace(config.alone, early_launch=False) in tiles_of_few(part.layer, H200)
     blocks = config.column_tiles(part) * config.row_tiles(part) * part.groups
     assert blocks / (rounds(part, config, H200) * H200.multiprocessors) > 0.75
 

@@ -88,6 +88,8 @@ def test_unequal_rows_have_two_kinds_of_blocks(name):
 @pytest.mark.parametrize("dtype", [F32, torch.float64, torch.float16], ids=str)
 def test_two_kinds_of_blocks_share_the_multiprocessors(gpu, dtype):
     """As many of either are resident as of both together."""
+    for config in grad_weight_choose._of_two_kinds(problem_of("seamless_u1").layer, dtype, gpu):
+        assert config.min_blocks == config.rest_tile.min_blocks
     for config in tiles(problem_of("seamless_u1").layer, dtype, gpu):
         whole, rest = config.tiles
         assert whole.threads == rest.threads

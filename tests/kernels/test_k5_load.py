@@ -51,8 +51,9 @@ class Bits:
 
 @pytest.fixture
 def copies(monkeypatch):
-    """Copies of ``x`` since the last clearing: shared position to index in x, None for a zero."""
-    state = SimpleNamespace(elements={}, groups=0, x=None, table=defaultdict(int), thread=SimpleNamespace(x=0))
+    """Copies of ``x`` since the last clearing: shared position to index in x, None for a zero; and of weights."""
+    state = SimpleNamespace(elements={}, weights=[], groups=0, x=None, table=defaultdict(int))
+    state.thread = SimpleNamespace(x=0)
 
     def put(address, index):
         assert address not in state.elements, "no element twice"
@@ -69,6 +70,7 @@ def copies(monkeypatch):
     def cp_async_to(size):
         def copy(address, x, g, used):
             if x is not state.x:
+                state.weights.append((address, int(g), used))
                 return
             assert address % size == used % x.itemsize == 0
             assert used == 0 or x.address(g) % size == 0
@@ -234,7 +236,9 @@ def test_every_stage_beside_streamed_weights(copies, p, precision, offset, align
     assert not config.resident_weights
     tile, (first, columns) = config.tile, config.tile.columns(p)
     x = copies.x = Rows(tile.itemsize, offset)
-    w = Rows(tile.itemsize, 0)
+    w, w_first = Rows(tile.itemsize, 0), 1 << 20
+    weights = STAGES + config.x_stage
+    w_copies = [(weights + z, w_first + z // tile.itemsize, 16) for z in range(0, config.w_stage, 16)]
     tiles = tile.column_tiles(p)
     aim, load = k5_load.make_load(config)
     selectors_of = k5_load.make_selectors_of(config)
@@ -250,10 +254,12 @@ def test_every_stage_beside_streamed_weights(copies, p, precision, offset, align
                     sources.append(aim(copies.table, column_tile, chunk, 1, signal))
                 for channel in range(0, p.in_channels_per_group, config.depth):
                     copies.elements.clear()
+                    copies.weights.clear()
                     for copies.thread.x in range(config.threads):
                         source = sources[copies.thread.x]
                         in_steps += channel <= source.last_channel
-                        load(shared, STAGES, channel, signal, source, selectors, w, 0)
+                        load(shared, STAGES, channel, signal, source, selectors, w, w_first)
+                    assert sorted(copies.weights) == w_copies
                     begin = column_tile * tile.advance - tile.overlap - tile.lead - chunk * tile.chunk_shift
                     turned = [selector == NEXT for selector in selectors]
                     check(copies.elements, turned, p, config, group, channel, begin, first, columns)

@@ -7,6 +7,7 @@ import torch
 
 from numba_tconv.kernels.common import tensor_map
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.layout import NO_GPU, Layout
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no copy engine")
 
@@ -25,3 +26,11 @@ def test_a_thread_that_has_no_context_gets_torchs_first(monkeypatch):
     words = tensor_map.encode("bf16", (64, 8, 2), (128, 1024), (64, 8, 1))
     assert asked == ["context of 3", "map"]
     assert words == (-(1 << 63), *15 * [7]), "as the signed numbers that a kernel's argument holds"
+
+
+@pytest.mark.parametrize("place", range(3), ids=["samples", "channels", "positions"])
+def test_a_size_beyond_32_bits_has_no_map(place):
+    for more, lies in ((-8, True), (0, False)):
+        shape = [8, 8, 8]
+        shape[place] = tensor_map.LARGEST_SIZE + more
+        assert tensor_map.lies_in_rows(Layout.contiguous(tuple(shape), torch.float16, NO_GPU)) == lies

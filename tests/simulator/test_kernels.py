@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.depthwise import rows as depthwise_rows
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import torchs
@@ -73,6 +75,12 @@ def test_layouts(rung, layout, reason):
 @rungs
 def test_samples_far_apart(rung):
     check(rung, SMALL["output_padding and padding"], torch.float32, place=far_apart)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_more_stretches_of_a_row_than_an_axis_of_the_grid_has(monkeypatch, dtype):
+    monkeypatch.setattr(depthwise_rows, "GRID_AXIS", 3)
+    check(RUNGS["depthwise"], Problem(1, 2, 2, 4, 130, stride=2, padding=1, groups=2), dtype)
 
 
 @rungs

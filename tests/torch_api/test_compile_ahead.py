@@ -5,6 +5,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from numba import types
 
 from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
@@ -22,6 +23,7 @@ from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import cache, device
 from numba_tconv.runtime import kernel as launch
 from numba_tconv.runtime.device import A100, H200
+from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared
 from numba_tconv.runtime.layout import layout_of
 from numba_tconv.selection.directions import rungs_of
@@ -70,10 +72,18 @@ def check_tensor_map(precision, sizes, distances, box, swizzled=False):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """A function for the kernels that a rung's call launches, on tensors without memory."""
+    """A function for the kernels that a rung's call launches, on tensors without memory, of the types compiled for."""
     kernels = []
-    monkeypatch.setattr(Kernel, "launch", lambda kernel, *_, **__: kernels.append(kernel))
-    monkeypatch.setattr(Prepared, "__call__", lambda prepared, *_: kernels.append(prepared.kernel))
+
+    def note(kernel, arguments):
+        kernels.append(kernel)
+        for kind, value in launch._leaves(kernel.signature, arguments):
+            if isinstance(kind, types.Array) and value is not launch.GIVEN:
+                plain = getattr(types, str(value.dtype).removeprefix("torch."), None)
+                assert kind.dtype in (plain, getattr(ELEMENTS.get(value.dtype), "storage", None)), kernel.name
+
+    monkeypatch.setattr(Kernel, "launch", lambda kernel, blocks, *arguments, **_: note(kernel, arguments))
+    monkeypatch.setattr(Prepared, "__call__", lambda prepared, *_: note(prepared.kernel, prepared.arguments))
     for module in (k6_box, grad_ring, grad_input_wgmma_rows):  # the driver makes tensor maps
         monkeypatch.setattr(module, "encode", check_tensor_map)
 
