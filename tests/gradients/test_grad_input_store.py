@@ -9,6 +9,7 @@ import pytest
 
 from numba_tconv.gradients.input.wgmma import choose as grad_input_wgmma_choose
 from numba_tconv.gradients.input.wgmma import epilogue as grad_input_wgmma_store
+from numba_tconv.gradients.input.wgmma.arguments import Place, Shape
 from numba_tconv.kernels.common.tensor_core import fragments
 from numba_tconv.lab.measure import workloads
 
@@ -84,3 +85,18 @@ def test_every_sum_at_its_position_and_channel(stored, precision, partial, lengt
     config = replace(grad_input_wgmma_choose.choose(problem, precision), channels=16, blocks=2, partial=partial)
     found = stored(config, length, left, positions)
     assert found == {n * length + m: (m, n) for n in range(left) for m in range(positions)}
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("warpgroup", [0, 1])
+def test_where_a_tile_begins_in_the_result(splits, warpgroup):
+    """Which is (N, groups, splits, channels of a group, L) if it is in parts."""
+    config = grad_input_wgmma_choose.choose(workloads.get("dac_u1").problem, "bf16")
+    config = replace(config, channels=16, alternate=False, partial=splits > 1)
+    aim = grad_input_wgmma_store.make_aim(config)
+    aim = getattr(aim, "py_func", aim)
+    place = Place(sample=1, group=1, part=splits - 1, channel_tile=2, position=256)
+    target = aim(place, Shape(0, 1000, 2, 0, 40), splits, warpgroup)
+    row, position = ((1 * 2 + 1) * splits + splits - 1) * 40 + 2 * 16, 256 + 64 * config.blocks * warpgroup
+    assert (target.start, target.channels_left) == (row * 1000 + position, 40 - 2 * 16)
+    assert target.positions_left == min(1000 - position, config.rows)

@@ -122,6 +122,30 @@ def test_a_stage_is_multiplied_once(monkeypatch, problem, device, tails):
         assert sorted(products) == sorted(expected)
 
 
+@pytest.mark.parametrize("device", [A100, H200], ids=["A100", "H200"])
+def test_sums_are_staged_in_their_rows_and_columns(monkeypatch, device):
+    staged = {}
+
+    def store_vector(shared, at, values, first):
+        staged.update({at: values[first], at + 1: values[first + 1]})
+
+    monkeypatch.setattr(k5_dmma_mainloop, "device_function", lambda function: function)
+    monkeypatch.setattr(k5_dmma_mainloop, "store_vector", store_vector)
+    for c in candidates(UNEQUAL, 1, device):
+        parts = k5_dmma_mainloop.make_multiply(c)
+        for thread in (5, c.threads - 1):
+            staged.clear()
+            warp, lane = divmod(thread, 32)
+            parts.put(None, range(c.thread_m * c.thread_n), [None] * 2, parts.lane_of(thread))
+            first_row, first_column = warp // c.warps_n * 8 * c.thread_m, warp % c.warps_n * 4 * c.thread_n
+            expected = {}
+            for m, n, i in itertools.product(range(c.thread_m // 2), range(c.thread_n // 2), range(4)):
+                row, column = c_of(lane, i)
+                at = (first_row + 16 * m + row) * c.pitch + first_column + 8 * n + column
+                expected[at] = (m * (c.thread_n // 2) + n) * 4 + i
+            assert staged == expected
+
+
 def test_inputs_and_sums_lie_in_different_banks():
     """Half a warp reads 16 inputs of 8 bytes at once; a quarter stores eight pairs of sums."""
     sizes = {(config.width, config.pitch) for _, config in configs()}

@@ -78,6 +78,17 @@ def test_channels_of_a_single_group_are_not_told_by_group():
     assert mismatch(got, expected, p).pattern == "all of channels 3, 7"
 
 
+@pytest.mark.parametrize(
+    ("channels", "said"),
+    [([1, 2, 4, 7, 8, 9], "channels 1, 2, 4, 7, 8, 9"), ([1, 2, 4, 7, 8, 9, 12], "7 of 32 channels")],
+)
+def test_six_places_are_listed_and_seven_counted(channels, said):
+    p = Problem(1, 2, 32, 1, 4)
+    got, expected = torch.zeros(1, 32, 4), torch.zeros(1, 32, 4)
+    got[0, channels] = 1
+    assert mismatch(got, expected, p).pattern == f"all of {said}"
+
+
 def test_nan_is_wrong_and_rounding_is_not():
     got, expected = spoilt((0, 0, 0), by=math.nan)
     assert math.isnan(mismatch(got, expected, PROBLEM).got)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +50,17 @@ def test_threads_wait_for_one_compilation(monkeypatch):
         handles = list(pool.map(ask, [0, 1] * (threads // 2)))
     assert handles == ["loaded on 0", "loaded on 1"] * (threads // 2)
     assert sorted(loads) == [(0, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_compilation_leaves_garbage_collection_as_it_was(enabled):
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with launch._no_collection():
+            assert not gc.isenabled()
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
 
 
 def test_more_shared_memory_is_asked_for_and_less_is_not(monkeypatch):

@@ -174,6 +174,20 @@ def test_a_step_is_the_forward_pass_and_what_the_operators_of_the_gradients_laun
         assert not not_launched(kernels, set(launched.kernels)), problem
 
 
+@arithmetics
+def test_the_operator_launches_them_in_the_precision_that_is_named(launched, monkeypatch, arithmetic):
+    dtype, precision = arithmetic
+    p = workloads.get("hifigan_u1").problem
+    (call,) = named_calls.calls(["auto"], [p], [arithmetic], H200)
+    monkeypatch.setattr(device, "of", lambda _: H200)
+    operators.ready.cache_clear()
+    x, w, _ = (torch.empty(shape_of(of, p), dtype=dtype, device="meta") for of in OPERANDS)
+    with torch.inference_mode():
+        operators.ready(layout_of(x), layout_of(w), None, *p.parameters, "", precision)(x, w, None)
+    assert set(launched.kernels) == set(call.kernels())
+    operators.ready.cache_clear()
+
+
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, TF32_ALLOWED), (torch.bfloat16, "bf16")], ids=str)
 def test_joined_signals_are_compiled_as_they_are_launched(launched, monkeypatch, dtype, precision):
     p = SEGMENTS

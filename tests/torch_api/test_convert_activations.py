@@ -102,6 +102,14 @@ class Mixed(Activation1d):
         return super().forward(x) + x - x.mean(0)
 
 
+class ByChannel(Activation1d):
+    """A filter a channel, of which the first changes nothing."""
+
+    def forward(self, x):
+        y, taps = super().forward(x), torch.arange(1, C + 1, dtype=x.dtype)
+        return nn.functional.conv1d(y, taps[:, None, None], stride=1, groups=C)
+
+
 class OnlyInEval(Activation1d):
     def forward(self, x):
         return super().forward(x) * (2 if self.training else 1)
@@ -145,6 +153,7 @@ LEFT = {
     "a difference of 1e-6": (lambda: Perturbed(Snake(C)), "it computes something else: in float64 the two differ by "),
     "another padding": (lambda: ZeroPadded(Snake(C)), "it computes something else"),
     "a mean over samples": (lambda: Mixed(Snake(C)), "it computes something else"),
+    "channels that differ": (lambda: ByChannel(Snake(C)), "it computes something else"),
     "another function in training": (lambda: OnlyInEval(Snake(C)).eval(), "it computes something else"),
     "an unused beta": (other_act(Reading(C)), "it computes something else"),
     "another argument": (lambda: Masked(Snake(C)), "its forward takes x, mask, where this package's takes x"),

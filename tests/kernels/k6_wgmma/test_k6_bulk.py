@@ -201,8 +201,9 @@ def test_outputs_wider_than_operands(in_python, case, shift, together):
     assert set(in_python.together) == {together}
 
 
-def test_rounds_of_half_the_channels(in_python):
-    p = Problem(1, 8, 32, 4, 250, stride=2, padding=1)
+@pytest.mark.parametrize(("channels", "stride"), [(32, 2), (6, 8)], ids=["16 of 32", "3 of 6"])
+def test_rounds_of_half_the_channels(in_python, channels, stride):
+    p = Problem(1, 8, channels, 2 * stride, 250, stride=stride, padding=1)
     config = next(c for c in k6_config.configs(p, "tf32") if 0 < c.bulk_channels < c.tile.channels)
     check(in_python, p, config, 0)
 

@@ -72,7 +72,8 @@ def test_no_box_spans_parts_of_the_channels(monkeypatch):
     """Every second row begins alike: rows in pairs fill parts of 18 channels, but not of 17."""
     for channels, stride_c in ((36, 1022), (34, 1024)):
         p = Problem(2, channels, 64, 8, 1022, stride=4)
-        _, (_, x, _, y, of_groups, *_) = told(monkeypatch, p, splits=2)
+        config, (_, x, _, y, of_groups, _, grid, _) = told(monkeypatch, p, splits=2)
+        assert grid.channel_chunks * config.tile.depth < channels
         assert (x.stride_c, x.fetch.boxed) == (stride_c, 1)
         assert of_groups == Channels(channels // 2, 64, 2)
         assert y.data.shape == (2, 128, p.out_length)
