@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.cli import commands
 from numba_tconv.lab.measure import bench, rows, workloads
 from numba_tconv.lab.report.figures import by_length
 from tests.command_line import run
@@ -109,3 +110,9 @@ def test_a_roofline_far_above_hides_no_curve():
     low, high = axes.get_ylim()
     assert all(low <= one.opponent_ms / one.ms_p50 <= high for one in some)
     assert low <= 1 <= high
+
+
+def test_times_of_a_busy_machine_are_said_to_be_disturbed():
+    calm = row("kb64", ms_p20=1.0, ms_p50=1.1, ms_p80=1.2)
+    assert "disturbed" not in commands.describe(calm)
+    assert commands.describe(replace(calm, ms_p80=3.5)).endswith("; disturbed: calls took 1 to 3.5 ms, measure again")

@@ -35,6 +35,7 @@ NEEDED = ("in_channels", "out_channels", "kernel_size", "length")
 README = Path("README.md")
 WORKLOADS_HEADER = ["name", "model", "layer", "batch", "channels", "length", "taps", "stride", "besides"]
 ONE_ELEMENT = Problem(1, 1, 1, 1, 1)
+DISTURBED = 1.25  # times the fastest fifth's time that calls seldom take on an idle machine
 DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}
 
 
@@ -135,10 +136,12 @@ def describe(row: rows.Row) -> str:
     conv1d = "-" if row.conv1d_ms_p50 is None else f"{row.conv1d_ms_p50:.4g}"
     direction = "" if row.direction == FORWARD else f"{row.direction} "
     frozen = " frozen" if row.weights == rows.FROZEN else ""
+    disturbed = row.ms_p80 > DISTURBED * row.ms_p20
+    spread = f"; disturbed: calls took {row.ms_p20:.4g} to {row.ms_p80:.4g} ms, measure again" if disturbed else ""
     return (
         f"{row.workload} L {row.length} {direction}{row.dtype} {row.precision} {row.rung}{frozen}: {row.ms_p50:.4g} ms"
         f" (cuDNN {row.cudnn_ms_p50:.4g}, conv1d {conv1d}), {row.gbps:.0f} GB/s, {row.tflops:.1f} TFLOP/s{share},"
-        f" error {row.relerr:.2e} (cuDNN {row.cudnn_relerr:.2e})"
+        f" error {row.relerr:.2e} (cuDNN {row.cudnn_relerr:.2e}){spread}"
     )
 
 
