@@ -1,7 +1,6 @@
 """The alias-free activation's kernel (kernels/README.md).
 
 A thread makes the up-samples of ``run`` positions, then ``run`` outputs. Planes hold every ``down_ratio``-th up-sample.
-At the same ratio an output's first products take the thread's own up-samples, from registers.
 Taps are loaded in every tile: registers hold one filter at a time."""
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ NEEDED = ("in_channels", "out_channels", "kernel_size", "length")
 README = Path("README.md")
 WORKLOADS_HEADER = ["name", "model", "layer", "batch", "channels", "length", "taps", "stride", "besides"]
 ONE_ELEMENT = Problem(1, 1, 1, 1, 1)
-DISTURBED = 1.25  # times the fastest fifth's time that calls seldom take on an idle machine
+DISTURBED = 1.25  # times the fastest fifth's: seldom on an idle machine
 DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}
 
 

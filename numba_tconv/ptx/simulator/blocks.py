@@ -2,8 +2,7 @@
 
 * Its ``cuda.shared.array`` may give concurrent threads an array each. Here the first allocates it.
 * Its polling starves new threads. Here threads are reused, and pass the turn at a barrier or their end.
-* Its device functions patch their module in every call, its types inspect every conversion. Here a launch patches all
-  modules, and plain numbers are converted directly."""
+* Its device functions patch their module in every call. Here a launch patches all. Plain numbers convert directly."""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ from grad_output, at any stride; taps read the same row some positions on. Rows 
 
 * Producer: one warp fills the ring by TMA: 128 bytes of x's rows and the grad_output that they meet, rounded to TF32,
   zero outside the signal.
-* Consumers: two warpgroups with own pairs, or alternate stages. With ``by_taps`` each tap has own rows: more loads, but
-  no products of missing taps.
-* Store: sum.py adds up splits; whole sums are the gradient."""
+* Consumers: two warpgroups with own pairs, or alternate stages.
+* Store: sum.py adds up splits."""
 
 from __future__ import annotations
 
