@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from numba_tconv.lab.measure import bench, rows
+from numba_tconv.lab.measure import rows
 from numba_tconv.lab.studies import activations
 
 from . import commands
@@ -15,15 +13,5 @@ def run_activations(arguments) -> int:
     commands.require_gpu()
     rows.check_writable(arguments.out, activations.Timed)
     activations.compile_all(dtypes)
-    wrong = False
-    for case in activations.cases(dtypes):
-        try:
-            row = activations.measure(*case)
-        except bench.WrongResult as error:
-            wrong = True
-            print(f"numba_tconv: {error}", file=sys.stderr)
-            continue
-        rows.append(arguments.out, [row], activations.Timed)
-        print(activations.describe(row), flush=True)
-    print(f"rows added to {arguments.out}")
-    return commands.FAILED if wrong else 0
+    cases = activations.cases(dtypes)
+    return commands.record_each(cases, activations.measure, activations.describe, arguments.out)

@@ -7,8 +7,9 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -143,6 +144,24 @@ def describe(row: rows.Row) -> str:
         f" (cuDNN {row.cudnn_ms_p50:.4g}, conv1d {conv1d}), {row.gbps:.0f} GB/s, {row.tflops:.1f} TFLOP/s{share},"
         f" error {row.relerr:.2e} (cuDNN {row.cudnn_relerr:.2e}){spread}"
     )
+
+
+def record_each(cases: Iterable[tuple], measure: Callable[..., Any], describe: Callable[[Any], str], out: Path) -> int:
+    """Add each case's row to ``out`` and print it; returns the exit code."""
+    code = 0
+    for case in cases:
+        try:
+            row = measure(*case)
+        except bench.WrongResult as error:
+            code = FAILED
+            print(f"numba_tconv: {error}", file=sys.stderr)
+            continue
+        finally:
+            torch.cuda.empty_cache()
+        rows.append(out, [row], type(row))
+        print(describe(row), flush=True)
+    print(f"rows added to {out}")
+    return code
 
 
 def run_check(arguments) -> int:

@@ -35,20 +35,11 @@ def run_decoders(arguments) -> int:
     rows.check_writable(out, Timed)
     for batch in batches:
         compile_all(chosen, dtypes, batch, arguments.seconds)
-    wrong = False
-    for name, dtype, batch in itertools.product(names, dtypes, batches):
-        try:
-            row = decoder_times.measure(name, dtype, batch=batch, seconds=arguments.seconds, repeats=arguments.repeats)
-        except bench.WrongResult as error:
-            wrong = True
-            print(f"numba_tconv: {error}", file=sys.stderr)
-            continue
-        finally:
-            torch.cuda.empty_cache()
-        rows.append(out, [row], Timed)
-        print(describe(row), flush=True)
-    print(f"rows added to {out}")
-    return commands.FAILED if wrong else 0
+
+    def measure(name, dtype, batch):
+        return decoder_times.measure(name, dtype, batch=batch, seconds=arguments.seconds, repeats=arguments.repeats)
+
+    return commands.record_each(itertools.product(names, dtypes, batches), measure, describe, out)
 
 
 def run_modes(arguments) -> int:

@@ -52,12 +52,7 @@ SCRIPT = "numba-tconv"
 PLOTS = Path("plots")
 DATA = PLOTS / "data"
 SEARCH = DATA / search.FILE
-KERNELBENCH = DATA / kernelbench_rows.FILE
-DECODERS = DATA / decoder_times.FILE
 TIMED_DTYPES = [dtype for dtype in bench.DTYPES if dtype != "float64"]
-ACTIVATIONS = DATA / activations.FILE
-STREAMING = DATA / streaming.FILE
-TRAINING = DATA / "training" / "decoder.csv"
 NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction in DIRECTIONS if direction != STEP)
 
 
@@ -115,10 +110,18 @@ def typed() -> str:
     return SCRIPT if Path(sys.argv[0]).stem == SCRIPT else "python -m numba_tconv"
 
 
-def _arithmetic(one):
+def _arithmetic(one, products=", torch's too except in tf32x3 (ieee)", precisions=bench.PRECISIONS[torch.float32]):
     one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
-    one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
-                     help="of float32 products, torch's too except in tf32x3 (ieee)")  # fmt: skip
+    one.add_argument("--precision", choices=precisions, help=f"of float32 products{products}")
+
+
+def _capability(one, **default):
+    text = "9.0" if default else "that of the GPU; where there is none, 9.0"
+    one.add_argument("--cc", choices=commands.DEVICES, **default, help=f"compute capability ({text})")
+
+
+def _out(one, file, text="the file to add to"):
+    one.add_argument("--out", type=Path, default=file, metavar="FILE", help=f"{text} ({file})")
 
 
 def _sizes(one, but=()):
@@ -155,7 +158,7 @@ def _measurement(one, out):
     one.add_argument("--repeats", type=positive, default=30, help="timed calls of each contestant (30)")
     one.add_argument("--budget", type=duration, default=1.0, metavar="S",
                      help="most seconds of timing for one contestant, but at least 5 calls (1.0)")  # fmt: skip
-    one.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"the rows file to add to ({out})")
+    _out(one, out, "the rows file to add to")
 
 
 def _drawn(one, count):
@@ -179,11 +182,8 @@ def _add_demonstrations(command) -> None:
         "workload", nargs="?", metavar="WORKLOAD", help="the problem to explain; without it, give all sizes"
     )
     _sizes(one)
-    one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
-    one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
-                     help="of float32 products (what torch's switch allows)")  # fmt: skip
-    one.add_argument("--cc", choices=commands.DEVICES,
-                     help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
+    _arithmetic(one, " (what torch's switch allows)")
+    _capability(one)
     one.add_argument("--rung", choices=RUNGS, help="explain this rung, whichever a call takes (the one that it takes)")
     one.add_argument("--data", type=Path, metavar="DIR", help=f"where the rows are ({DATA} of the checkout)")
 
@@ -221,12 +221,10 @@ def _add_compilations(command) -> None:
     one = command("inspect", commands.run_inspect, "what the compiler made of a rung; needs no GPU")
     one.add_argument("rung", metavar="RUNG", help=f"{', '.join([*RUNGS, *GRADIENTS])}, or all")
     one.add_argument("workload", nargs="?", default="kb64", metavar="WORKLOAD", help="that it is configured for (kb64)")
-    one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
-    one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
-                     help="of float32 products (the first of these that the rung has)")  # fmt: skip
+    _arithmetic(one, " (the first of these that the rung has)")
     one.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
                      help="another value of the configuration, as inspect prints it; may be repeated")  # fmt: skip
-    one.add_argument("--cc", choices=commands.DEVICES, default="9.0", help="compute capability (9.0)")
+    _capability(one, default="9.0")
 
     one = command("compile", compile_run.run_compile, "compile kernels ahead, into the cache; needs no GPU",
                   aliases=["warm"])  # fmt: skip
@@ -241,16 +239,14 @@ def _add_compilations(command) -> None:
     one.add_argument("--dtype", action="append", choices=bench.DTYPES, help="may be repeated (float32)")
     one.add_argument("--precision", action="append", choices=bench.PRECISIONS[torch.float32],
                      help="of float32 products; may be repeated (what torch's switch allows)")  # fmt: skip
-    one.add_argument("--cc", choices=commands.DEVICES,
-                     help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
+    _capability(one)
     one.add_argument("--jobs", type=positive, metavar="N", help="processes at a time (as many as processors)")
 
     one = command("search", commands.run_search, "measure every configuration of k6 and mark the one that it chooses")
     one.add_argument("workloads", nargs="*", default=["all"], metavar="WORKLOAD",
                      help="names, or the sets kernelbench, audio, all (all)")  # fmt: skip
-    one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
-    one.add_argument("--precision", choices=("tf32", "tf32x3"), help="of float32 products (tf32)")
-    one.add_argument("--out", type=Path, default=SEARCH, metavar="FILE", help=f"the file to add to ({SEARCH})")
+    _arithmetic(one, " (tf32)", ("tf32", "tf32x3"))
+    _out(one, SEARCH)
 
 
 def _add_random_cases(command) -> None:
@@ -269,7 +265,7 @@ def _add_random_cases(command) -> None:
 def _add_studies(command) -> None:
     one = command("train", training.run_train, "train a small decoder with torch's layers and with ours, and record it")
     one.add_argument("--steps", type=positive, default=300, metavar="N", help="steps with each kind of layer (300)")
-    one.add_argument("--out", type=Path, default=TRAINING, metavar="FILE", help=f"the file to replace ({TRAINING})")
+    _out(one, DATA / "training" / "decoder.csv", "the file to replace")
 
     one = command("decoders", decoder_run.run_decoders, "time whole decoders with torch's layers and with ours")
     one.add_argument(
@@ -289,15 +285,13 @@ def _add_studies(command) -> None:
     one.add_argument("--batch", action="append", type=positive, metavar="N", help="inputs; may be repeated (4)")
     one.add_argument("--seconds", type=duration, default=4.0, metavar="S", help="seconds of sound in each input (4)")
     one.add_argument("--repeats", type=positive, default=20, help="timed calls of each side (20)")
-    one.add_argument("--out", type=Path, metavar="FILE",
-                     help=f"the file to add to ({DECODERS}; with --mode {DATA / decoder_modes.FILE})")  # fmt: skip
+    files = f"{DATA / decoder_times.FILE}; with --mode {DATA / decoder_modes.FILE}"
+    one.add_argument("--out", type=Path, metavar="FILE", help=f"the file to add to ({files})")
     one.set_defaults(data=DATA)
 
     one = command("activations", activation_run.run_activations, "time BigVGAN's alias-free activations, and record it")
     one.add_argument("--dtype", action="append", choices=activations.DTYPES, help="may be repeated (both)")
-    one.add_argument(
-        "--out", type=Path, default=ACTIVATIONS, metavar="FILE", help=f"the file to add to ({ACTIVATIONS})"
-    )
+    _out(one, DATA / activations.FILE)
 
     one = command("streaming", streaming_run.run_streaming, "time steps of decoders' layers against the form by hand")
     one.add_argument("layers", nargs="*", metavar="NAME", help=f"{', '.join(streaming.LAYERS)} (all)")
@@ -305,7 +299,7 @@ def _add_studies(command) -> None:
     one.add_argument("--batch", action="append", type=positive, metavar="N", help="slots; may be repeated (1, 8, 64)")
     one.add_argument("--frames", action="append", type=positive, metavar="T",
                      help="new frames of a step; may be repeated (1, 2, 4, 8)")  # fmt: skip
-    one.add_argument("--out", type=Path, default=STREAMING, metavar="FILE", help=f"the file to add to ({STREAMING})")
+    _out(one, DATA / streaming.FILE)
 
     command("workloads", commands.run_workloads, "the layers that are measured: names, models, sizes")
 
@@ -315,9 +309,7 @@ def _add_studies(command) -> None:
         "kernelbench", commands.run_kernelbench, "the KernelBench entries under the benchmark's rules; adds rows"
     )
     one.add_argument("problem", nargs="*", type=int, metavar="PROBLEM", help="64, 74, 79 (all)")
-    one.add_argument(
-        "--out", type=Path, default=KERNELBENCH, metavar="FILE", help=f"the file to add to ({KERNELBENCH})"
-    )
+    _out(one, DATA / kernelbench_rows.FILE)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
-from datetime import UTC, datetime
 
 import torch
 
@@ -195,8 +193,8 @@ def _rows(
 ) -> list[Row]:
     """``bandwidth``: the copy's, in bytes/s."""
     costs, itemsize, peak = costs_of(direction, workload.problem), dtype.itemsize, peak_name(dtype, precision)
-    where, dtype_name = machine.describe(), str(dtype).removeprefix("torch.")
-    known = where.gpu in PEAKS_KNOWN
+    where, dtype_name = machine.measured(), str(dtype).removeprefix("torch.")
+    known = where["gpu"] in PEAKS_KNOWN
     floor = sum(cost.floor_ms(itemsize, peak, bandwidth) for cost in costs) if known else None
     min_bytes, flops = sum(cost.min_bytes(itemsize) for cost in costs), sum(cost.flops for cost in costs)
 
@@ -204,8 +202,7 @@ def _rows(
         return max(of[name].norm for of in found.values())
 
     common = dict(
-        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        **asdict(where),
+        **where,
         workload=workload.name,
         direction=direction,
         dtype=dtype_name,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -36,6 +37,11 @@ class Measured(Machine, Time):
 def describe() -> Machine:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return Machine(_commit(), gpu, driver(), torch.__version__, _cudnn(), version("numba-cuda"))
+
+
+def measured() -> dict[str, str]:
+    """Measured's columns, now and here."""
+    return dict(time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **asdict(describe()))
 
 
 def version(package: str) -> str:

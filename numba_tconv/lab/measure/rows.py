@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import astuple, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -151,10 +151,17 @@ def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
 
 def of_main_gpu(rows: Iterable[Kind]) -> list[Kind]:
     """Rows of the GPU with most; of equals, the newest."""
-    by_gpu: dict[str, list[Kind]] = {}
-    for row in rows:
-        by_gpu.setdefault(row.gpu, []).append(row)
+    by_gpu = grouped(rows, lambda row: row.gpu)
     return max(by_gpu.values(), key=lambda some: (len(some), max(row.time for row in some)), default=[])
+
+
+def grouped(rows: Iterable[Kind], key: Callable[[Kind], Hashable]) -> dict:
+    """Rows by ``key``, in their order; without those whose key is None."""
+    groups: dict[Hashable, list[Kind]] = {}
+    for row in rows:
+        if (group := key(row)) is not None:
+            groups.setdefault(group, []).append(row)
+    return groups
 
 
 def newest(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -119,10 +118,8 @@ def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Trie
             if not accuracy.right(FORWARD, error, errors["torch"], operands, precision, p):
                 raise bench.WrongResult(f"wrong on {workload.name} ({name}): {config}: {error}", [])
         timing.interleave(contestants, REPEATS, BUDGET_S, f"{workload.name} {name}")
-    where = {key: value for key, value in asdict(machine.describe()).items() if key in COLUMNS}
-    common = dict(
-        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **where, workload=workload.name, precision=name
-    )
+    where = {key: value for key, value in machine.measured().items() if key in COLUMNS}
+    common = dict(**where, workload=workload.name, precision=name)
     return [
         Tried(**common, **described(config), chosen=config == chosen, ms_p50=timing.quantile(one.times(), 0.5))
         for config, one in zip(found, contestants, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from numba_tconv.lab.measure.rows import CALL, FROZEN, Row, latest, newest, of_main_gpu
+from numba_tconv.lab.measure.rows import CALL, FROZEN, Row, grouped, latest, newest, of_main_gpu
 from numba_tconv.lab.studies import decoder_modes, streaming
 from numba_tconv.selection.directions import FORWARD, STEP
 
@@ -77,10 +77,12 @@ def _means(rows: Iterable[Row]) -> str:
 
 
 def _speedups(rows: Iterable[Row]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        found.setdefault(row.precision, []).append(row.opponent_ms / row.ms_p50)
-    return {name: found[precision] for precision, name in ARITHMETIC.items() if precision in found}
+    found = grouped(rows, lambda row: row.precision)
+    return {
+        name: [row.opponent_ms / row.ms_p50 for row in found[precision]]
+        for precision, name in ARITHMETIC.items()
+        if precision in found
+    }
 
 
 def _frozen(picked: list[Row]) -> str:

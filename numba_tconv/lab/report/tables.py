@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from numba_tconv.lab.measure.rows import CALL, FROZEN, Row, latest
+from numba_tconv.lab.measure.rows import CALL, FROZEN, Row, grouped, latest
 from numba_tconv.lab.measure.workloads import AUDIO, WORKLOADS
 from numba_tconv.selection.directions import DIRECTIONS, FORWARD
 
@@ -35,10 +35,7 @@ def render(rows: Iterable[Row]) -> str:
 
     Floor share and speed-up, over the faster of cuDNN and conv1d, are ``auto``'s, else the fastest rung's.
     """
-    by_gpu: dict[str, list[Row]] = {}
-    for row in rows:
-        if "@" not in row.workload:
-            by_gpu.setdefault(row.gpu, []).append(row)
+    by_gpu = grouped(rows, lambda row: row.gpu if "@" not in row.workload else None)
     return "\n\n".join(_of_gpu(gpu, by_gpu[gpu]) for gpu in sorted(by_gpu, key=lambda gpu: -len(by_gpu[gpu]))) or EMPTY
 
 
@@ -83,10 +80,8 @@ def mean(numbers: Sequence[float]) -> float:
 
 
 def _of_gpu(gpu: str, rows: list[Row]) -> str:
-    tables: dict[tuple, list[Row]] = {}
     frozen = latest(row for row in rows if row.rung == "auto" and row.weights == FROZEN)
-    for row in latest(rows).values():
-        tables.setdefault((row.direction, row.dtype, row.precision), []).append(row)
+    tables = grouped(latest(rows).values(), lambda row: (row.direction, row.dtype, row.precision))
     parts = [_table(tables[key], list(frozen.values())) for key in sorted(tables, key=_order)]
     return "\n\n".join([f"## Tables: {gpu}", *parts])
 

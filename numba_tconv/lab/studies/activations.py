@@ -8,8 +8,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -97,8 +96,7 @@ def measure(
             said = f"wrong on {channels} x {length} {dtype} {direction}: ours {of_ours}; torch's {of_torch}"
             raise bench.WrongResult(said, [])
     return Timed(
-        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        **asdict(machine.describe()),
+        **machine.measured(),
         batch=batch,
         channels=channels,
         length=length,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -145,8 +144,7 @@ def measure(
                 f"wrong on {name} {precision}: ours {one}; torch's own {of_torch}; no row is kept", []
             )
     return Timed(
-        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        **asdict(machine.describe()),
+        **machine.measured(),
         transformers=machine.version("transformers"),
         decoder=name,
         dtype=str(dtype).removeprefix("torch."),
@@ -179,10 +177,8 @@ def grouped(timed: Iterable[Timed]) -> list[list[Timed]]:
 
     newest = rows.newest(timed, lambda row: (*group(row), row.decoder)).values()
     usual = [*decoders.DECODERS, *sorted({row.decoder for row in newest} - set(decoders.DECODERS))]
-    groups: dict[tuple, list[Timed]] = {}
-    for row in sorted(newest, key=lambda row: (group(row), usual.index(row.decoder))):
-        groups.setdefault(group(row), []).append(row)
-    return list(groups.values())
+    ordered = sorted(newest, key=lambda row: (group(row), usual.index(row.decoder)))
+    return list(rows.grouped(ordered, group).values())
 
 
 def title(name: str) -> str:

@@ -24,7 +24,16 @@ SEED = 42
 FLUSH_BYTES = 256 << 20
 
 
-class ModelNew64(torch.nn.Module):
+class _Model(torch.nn.Module):
+    def __init__(self, *arguments, **choices):
+        super().__init__()
+        self.conv1d_transpose = ConvTranspose1d(*arguments, **choices)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv1d_transpose(x)
+
+
+class ModelNew64(_Model):
     """Problem 64. A seed gives the weights of the benchmark's ``Model``."""
 
     def __init__(
@@ -38,16 +47,10 @@ class ModelNew64(torch.nn.Module):
         groups: int = 1,
         bias: bool = False,
     ):
-        super().__init__()
-        self.conv1d_transpose = ConvTranspose1d(
-            in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv1d_transpose(x)
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias)
 
 
-class ModelNew74(torch.nn.Module):
+class ModelNew74(_Model):
     """Problem 74: dilated. Seeds as in ModelNew64."""
 
     def __init__(
@@ -60,13 +63,7 @@ class ModelNew74(torch.nn.Module):
         dilation: int = 1,
         bias: bool = False,
     ):
-        super().__init__()
-        self.conv1d_transpose = ConvTranspose1d(
-            in_channels, out_channels, kernel_size, stride, padding, bias=bias, dilation=dilation
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv1d_transpose(x)
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias, dilation=dilation)
 
 
 class ModelNew79(ModelNew74):

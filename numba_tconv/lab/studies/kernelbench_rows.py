@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 from numba_tconv.lab.measure import machine, rows
@@ -37,8 +36,7 @@ class Result(machine.Measured):
 
 def result_of(verdict: Verdict) -> Result:
     return Result(
-        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        **asdict(machine.describe()),
+        **machine.measured(),
         problem=verdict.number,
         weights=rows.CALL,
         ms_mean=verdict.ms,
@@ -57,13 +55,12 @@ def markdown(results: Iterable[Result]) -> str:
 
 
 def render(results: Iterable[Result]) -> str:
-    tables: dict[str, list[Result]] = {}
-    for (gpu, _), result in sorted(rows.newest(results, lambda row: (row.gpu, row.problem)).items()):
-        tables.setdefault(gpu, []).append(result)
+    newest = sorted(rows.newest(results, lambda row: (row.gpu, row.problem)).values(), key=lambda row: row.problem)
+    tables = sorted(rows.grouped(newest, lambda row: row.gpu).items())
     said = f"milliseconds (mean of {TIMED_TRIALS} calls)"
     parts = [
         f"**KernelBench level 1**, {said}, {table.where(some)} {table.note(some)}".rstrip() + f"\n\n{markdown(some)}"
-        for some in tables.values()
+        for _, some in tables
     ]
     return "\n\n".join(parts) or table.EMPTY
 

@@ -7,8 +7,7 @@ events, so weights that fit are in L2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -125,17 +124,9 @@ def measure(name: str, dtype: str, batch: int, frames: int, repeats: int = 20) -
             calls = {side: _many(one.run) if mode == EAGER else _graph(one.run) for side, one in both.items()}
             times = interleave(calls, repeats)
             sizes = dict(layer=name, dtype=dtype, batch=batch, frames=frames, mode=mode)
-            found.append(
-                Timed(
-                    time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                    **asdict(machine.describe()),
-                    **sizes,
-                    us_p50=times["ours"],
-                    by_hand_us_p50=times["by hand"],
-                    relerr=errors["ours"],
-                    by_hand_relerr=errors["by hand"],
-                )
-            )
+            medians = dict(us_p50=times["ours"], by_hand_us_p50=times["by hand"])
+            both_errors = dict(relerr=errors["ours"], by_hand_relerr=errors["by hand"])
+            found.append(Timed(**machine.measured(), **sizes, **medians, **both_errors))
     return found
 
 

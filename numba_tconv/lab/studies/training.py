@@ -6,8 +6,7 @@ import contextlib
 import math
 import statistics
 import time
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -95,8 +94,7 @@ def decoder(layer: type[nn.ConvTranspose1d], widths: tuple[int, int]) -> nn.Sequ
 
 def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0) -> list[Step]:
     """Train each kind of layer from ``seed``; rows for every RECORDED_EVERY steps and the last."""
-    where = dict(time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **asdict(machine.describe()))
-    runs = {}
+    where, runs = machine.measured(), {}
     for name, layer in LAYERS.items():
         torch.manual_seed(seed)
         runs[name] = _Run(decoder(layer, sizes.widths).to(device), device, arithmetic)

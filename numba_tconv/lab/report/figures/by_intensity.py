@@ -6,7 +6,6 @@ import textwrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from numba_tconv.formula.problem import COPY_BANDWIDTH, PEAK_FLOPS
 from numba_tconv.lab.measure.bench import DTYPES, peak_name
@@ -72,7 +71,7 @@ def _panel(axes: Axes, rows: list[Row], span: tuple[float, float], heights: tupl
     axes.set_ylim(*heights)
     axes.set_title(words(rows[0]), fontsize=9)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+        axis.set_major_formatter("{x:g}")
     axes.set_xlabel("FLOP / byte of minimum traffic")
     axes.set_ylabel("TFLOP/s")
     axes.label_outer()

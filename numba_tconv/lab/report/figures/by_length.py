@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from numba_tconv.lab.measure.rows import Row
+from numba_tconv.lab.measure.rows import Row, grouped
 from numba_tconv.lab.measure.workloads import of_row
 from numba_tconv.selection.directions import FORWARD, STEP
 
@@ -51,13 +51,10 @@ def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
 
 
 def finding(rows: Sequence[Row]) -> str:
-    by_length: dict[int, list[float]] = {}
-    best: dict[tuple[str, int], Row] = {}
-    for row in rows:
-        at = row.workload, samples(row)
-        best[at] = fastest([row, best[at]]) if at in best else row
-    for (_, length), row in best.items():
-        by_length.setdefault(length, []).append(row.opponent_ms / row.ms_p50)
+    best = map(fastest, grouped(rows, lambda row: (row.workload, samples(row))).values())
+    by_length = {
+        length: [row.opponent_ms / row.ms_p50 for row in some] for length, some in grouped(best, samples).items()
+    }
     lengths = sorted(by_length)
     lowest = {start: min(min(by_length[n]) for n in lengths if n >= start) for start in lengths}
     steady = STEADY * lowest[lengths[len(lengths) // 2]]
@@ -121,7 +118,7 @@ def _fit(panels: list[Axes], rows: Sequence[Row]) -> None:
     panels[0].xaxis.set_major_locator(LogLocator(base=32 if max(lengths) <= 2**12 * min(lengths) else 1024))
     panels[0].xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}" if n <= max(lengths) else ""))
     panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+    panels[0].yaxis.set_major_formatter("{x:g}")
     panels[0].yaxis.set_minor_formatter(NullFormatter())
     for axes in panels:
         axes.tick_params(labelsize=SMALL)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole, cost
 from numba_tconv.kernels.k6_wgmma.tile import configs
@@ -91,6 +90,6 @@ def _panel(axes: Axes, known: list[Pair], span: tuple[float, float]) -> None:
     axes.set_ylim(*span)
     axes.set_aspect("equal")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+        axis.set_major_formatter("{x:g}")
     off = [one for one in known if one.taken and not 1 / FAR < one.measured.ms_p50 / one.expected < FAR]
     label_points(axes, [((one.measured.ms_p50, one.expected), one.measured.workload) for one in off])

@@ -6,7 +6,6 @@ import re
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from numba_tconv.lab.measure.rows import Row
 
@@ -45,7 +44,7 @@ def ladder(rows: list[Row]) -> Figure:
             _group(axes, [row for row in groups[key] if row.workload == name], of_group, top)
             top += len(of_group)
         axes.set_title(layer(name), fontsize=SMALL)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("time in ms (logarithmic)")
     marks = {name: mark for mark, name in zip(*panels[0].get_legend_handles_labels(), strict=True)}

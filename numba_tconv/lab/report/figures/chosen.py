@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
 from numba_tconv.lab.measure.contestants import AUTO
-from numba_tconv.lab.measure.rows import Row
+from numba_tconv.lab.measure.rows import Row, grouped
 from numba_tconv.lab.measure.sweep import LAYERS
 from numba_tconv.lab.measure.workloads import WORKLOADS
 from numba_tconv.lab.report.tables import AGREE
-
-Of = TypeVar("Of")
 
 
 def drawn(row: Row) -> bool:
@@ -75,11 +72,3 @@ def taken(rows: Iterable[Row], name: str) -> Row:
 
 def fastest(rows: Iterable[Row]) -> Row:
     return min(rows, key=lambda row: row.ms_p50)
-
-
-def grouped(rows: Iterable[Of], key: Callable[[Of], tuple | None]) -> dict[tuple, list[Of]]:
-    groups: dict[tuple, list[Of]] = {}
-    for row in rows:
-        if (group := key(row)) is not None:
-            groups.setdefault(group, []).append(row)
-    return groups
