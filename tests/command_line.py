@@ -1,8 +1,9 @@
-"""A helper of the command line's tests."""
+"""Helpers of the command line's tests."""
 
 import pytest
 import torch
 
+from numba_tconv.lab.cli import commands
 from numba_tconv.lab.cli import parser as cli
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so this is no mistake")
@@ -14,3 +15,19 @@ def run(capsys, *argv):
     except SystemExit as left:  # argparse
         code = left.code
     return code, *capsys.readouterr()
+
+
+def mistake(capsys, *argv):
+    """What the command says to a mistake, in one line."""
+    code, _, err = run(capsys, *argv)
+    assert (code, err.count("\n")) == (commands.MISTAKE, 1), err
+    assert err.startswith("numba_tconv: ")
+    return err
+
+
+def check_other_rows_are_refused(capsys, folder, *argv):
+    """The command leaves another version's rows as they are."""
+    out = folder / "rows.csv"
+    out.write_text("time,speed\nnow,fast\n")
+    assert "columns of another version" in mistake(capsys, *argv, "--out", out)
+    assert out.read_text() == "time,speed\nnow,fast\n"

@@ -9,7 +9,7 @@ from numba_tconv.lab.measure import bench, rows
 from numba_tconv.lab.measure.machine import Machine
 from numba_tconv.lab.studies import activations
 from numba_tconv.torch_api.alias_free import AliasFreeActivation
-from tests.command_line import no_gpu, run
+from tests.command_line import run
 from tests.samples import activated
 
 
@@ -124,10 +124,3 @@ def test_the_command_adds_rows(capsys, monkeypatch, tmp_path):
     assert "4 x 24 x 96000 float32 forward: 0.1 ms (torch 0.5)" in printed
     assert rows.read(out, activations.Timed) == [activated()] * 5
     assert cli.parser().parse_args(["activations"]).out == cli.DATA / activations.FILE
-
-
-@no_gpu
-def test_without_a_gpu_it_says_so(capsys):
-    code, _, err = run(capsys, "activations")
-    assert code == commands.MISTAKE
-    assert "needs a CUDA GPU" in err

@@ -19,7 +19,7 @@ from numba_tconv.runtime.device import A100, GPUS, H200
 from numba_tconv.selection.forward import select
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
-from tests.command_line import no_gpu, run
+from tests.command_line import check_other_rows_are_refused, mistake, no_gpu, run
 from tests.samples import ladder, row, sweep
 
 ROOT = Path(__file__).parents[2]
@@ -92,20 +92,13 @@ def test_too_little_memory_is_one_line_and_rows_so_far_are_kept(capsys, measurin
 
     monkeypatch.setattr(bench, "measure", measure)
     out = tmp_path / "rows.csv"
-    code, _, err = run(capsys, "bench", "kb64", "kb74", "--out", out)
-    assert code == commands.MISTAKE
+    err = mistake(capsys, "bench", "kb64", "kb74", "--out", out)
     assert err == "numba_tconv: not enough GPU memory: CUDA out of memory. Tried to allocate 1 TiB.\n"
     assert [one.workload for one in rows.read(out)] == ["kb64"]
 
 
 def test_another_versions_rows_are_refused_before_anything_is_measured(capsys, measuring, tmp_path):
-    out = tmp_path / "rows.csv"
-    out.write_text("time,speed\nnow,fast\n")
-    code, _, err = run(capsys, "bench", "kb64", "--out", out)
-    assert code == commands.MISTAKE
-    assert "columns of another version" in err
-    assert err.count("\n") == 1
-    assert out.read_text() == "time,speed\nnow,fast\n"
+    check_other_rows_are_refused(capsys, tmp_path, "bench", "kb64")
     assert measuring == []
 
 
@@ -123,9 +116,7 @@ def test_rows_say_where_weights_were_packed(capsys, measuring, compiling, tmp_pa
 
 def test_unwritable_output_is_refused_before_anything_is_measured(capsys, measuring, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, err = run(capsys, "bench", "kb64", "--out", tmp_path / "file" / "rows.csv")
-    assert code == commands.MISTAKE
-    assert "cannot write" in err
+    assert "cannot write" in mistake(capsys, "bench", "kb64", "--out", tmp_path / "file" / "rows.csv")
     assert measuring == []
 
 
@@ -205,8 +196,7 @@ def test_explain_shows_the_tile_of_any_rung(capsys):
     _, out, _ = run(capsys, "explain", "KB64", "--rung", "k3_shared_tile", "--precision", "ieee")
     assert "taken      k3_shared_tile: " in out
     assert "k4_register_tile  variant is k3_shared_tile" in out
-    code, _, err = run(capsys, "explain", "kb64", "--rung", "depthwise")
-    assert (code, err.count("\n")) == (commands.MISTAKE, 1)
+    mistake(capsys, "explain", "kb64", "--rung", "depthwise")
 
 
 def test_inspect_takes_the_first_precision_of_the_rung(capsys, monkeypatch):
@@ -242,9 +232,7 @@ def test_inspect_compiles_another_tile(monkeypatch):
     }.items(),
 )
 def test_a_tile_that_cannot_be_is_a_mistake(capsys, text, said):
-    code, _, err = run(capsys, "inspect", "k6_wgmma", "kb79", "--set", text)
-    assert (code, err.count("\n")) == (commands.MISTAKE, 1)
-    assert re.search(said, err)
+    assert re.search(said, mistake(capsys, "inspect", "k6_wgmma", "kb79", "--set", text))
 
 
 def test_workloads_are_listed(capsys):

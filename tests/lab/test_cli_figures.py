@@ -43,23 +43,6 @@ def test_figures_draws_and_fills_the_pages_and_then_changes_nothing(capsys, plac
     assert {path: path.stat().st_mtime_ns for path in files} == before
 
 
-def test_figures_that_cannot_be_drawn_leave_the_pages_alone(capsys, places, pages, tmp_path):
-    front, _ = pages
-    (tmp_path / "file").write_text("")
-    code, _, err = run(capsys, "figures", *places[:2], "--plots", tmp_path / "file", "--readme", front)
-    assert code == commands.MISTAKE
-    assert "cannot write" in err
-    assert front.read_text() == EMPTY_README
-
-
-def test_a_page_without_a_marker_stops_all_figures(capsys, places, pages):
-    front, results = pages
-    results.write_text(EMPTY_RESULTS.replace("<!-- tables:begin -->", ""))
-    assert run(capsys, "figures", *places, "--readme", front)[0] == commands.MISTAKE
-    assert front.read_text() == EMPTY_README
-    assert list(results.parent.iterdir()) == [results]
-
-
 def files_in(folder):
     return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
@@ -72,6 +55,8 @@ LACKING = {
     "no folder can be made": ({}, ["--plots", "/proc/plots"], "cannot write /proc/plots"),
     "no README": ({}, ["--readme", "READ.md"], "there is no READ.md"),
     "no marker": ({"README.md": EMPTY_README.replace("ladder:end", "l")}, [], "README.md: the markers"),
+    "no marker in the results": ({"plots/README.md": EMPTY_RESULTS.replace("tables:begin", "t")}, [], "the markers"),
+    "rows are of another version": ({"data/old.csv": "time,speed\n"}, [], "the columns of another version"),
     "other rows are of another version": ({f"data/{decoder_times.FILE}": "x"}, [], "the columns of another version"),
     "a search is of another version": ({f"data/{search.FILE}": "x"}, [], "the columns of another version"),
 }
@@ -99,10 +84,3 @@ def test_figures_without_a_readme_are_drawn(capsys, places, monkeypatch, tmp_pat
     assert code == 0
     assert "there is no README.md to put the tables in" in out
     assert [*(tmp_path / "plots").iterdir()]
-
-
-def test_figures_from_another_versions_rows_is_one_line(capsys, places, tmp_path):
-    (tmp_path / "data" / "old.csv").write_text("time,speed\n")
-    code, _, err = run(capsys, "figures", *places, "--readme", tmp_path / "README.md")
-    assert code == commands.MISTAKE
-    assert err.count("\n") == 1

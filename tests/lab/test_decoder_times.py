@@ -16,7 +16,7 @@ from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.studies import decoder_modes, decoder_times, decoders
 from numba_tconv.runtime.device import H200
 from numba_tconv.torch_api import functional, module
-from tests.command_line import no_gpu, run
+from tests.command_line import check_other_rows_are_refused, mistake, no_gpu, run
 from tests.samples import timed
 
 needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
@@ -195,18 +195,13 @@ def test_a_wrong_decoder_fails_and_the_others_are_kept(capsys, measuring, tmp_pa
 
 
 def test_another_versions_rows_are_refused_before_anything_is_measured(capsys, measuring, tmp_path):
-    out = tmp_path / "rows.csv"
-    out.write_text("time,speed\n")
-    code, _, err = run(capsys, "decoders", "--out", out)
-    assert code == commands.MISTAKE
-    assert "columns of another version" in err
-    assert (out.read_text(), measuring) == ("time,speed\n", [])
+    check_other_rows_are_refused(capsys, tmp_path, "decoders")
+    assert measuring == []
 
 
 def test_without_transformers_the_extra_is_named(capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    code, _, err = run(capsys, "decoders")
-    assert code == commands.MISTAKE
+    err = mistake(capsys, "decoders")
     assert err == f"numba_tconv: {decoders.MISSING}\n"
     assert "'.[decoders]'" in err
 
@@ -214,10 +209,7 @@ def test_without_transformers_the_extra_is_named(capsys, monkeypatch):
 @no_gpu
 def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     monkeypatch.setattr(decoders, "require_transformers", lambda: None)
-    code, _, err = run(capsys, "decoders", "vits")
-    assert code == commands.MISTAKE
-    assert "needs a CUDA GPU" in err
-    assert err.count("\n") == 1
+    assert "needs a CUDA GPU" in mistake(capsys, "decoders", "vits")
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "long"])

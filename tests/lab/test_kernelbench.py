@@ -14,7 +14,7 @@ from numba_tconv.lab.measure.machine import Machine
 from numba_tconv.lab.studies import kernelbench, kernelbench_rows
 from numba_tconv.lab.studies.kernelbench import CORRECTNESS_TRIALS, ENTRIES, Verdict
 from numba_tconv.lab.studies.kernelbench_rows import Result
-from tests.command_line import run
+from tests.command_line import check_other_rows_are_refused, run
 from tests.samples import result
 
 CONSTRUCTORS = {
@@ -117,12 +117,8 @@ def test_a_row_is_added_for_each_problem_that_is_right(capsys, judging, tmp_path
 
 
 def test_another_versions_rows_are_refused_before_anything_is_judged(capsys, judging, tmp_path):
-    out = tmp_path / "rows.csv"
-    out.write_text("time,speed\n")
-    code, _, err = run(capsys, "kernelbench", "--out", out)
-    assert code == commands.MISTAKE
-    assert "columns of another version" in err
-    assert (out.read_text(), judging) == ("time,speed\n", [])
+    check_other_rows_are_refused(capsys, tmp_path, "kernelbench")
+    assert judging == []
 
 
 def test_the_default_file_is_beside_the_other_rows():

@@ -15,6 +15,7 @@ from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import compile_ahead
+from tests.command_line import check_other_rows_are_refused
 
 TINY = Sizes(batch=2, samples=512, widths=(8, 4))
 
@@ -134,10 +135,6 @@ def test_the_command_records_every_arithmetic(tmp_path, monkeypatch, capsys):
 
 
 def test_the_command_refuses_another_file_before_it_trains(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "other.csv"
-    path.write_text("time,commit\n1,2\n")
     monkeypatch.setattr(commands, "require_gpu", lambda: None)
     monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained"))
-    assert cli.main(["train", "--out", str(path)]) == commands.MISTAKE
-    assert "columns of another version" in capsys.readouterr().err
-    assert path.read_text() == "time,commit\n1,2\n"
+    check_other_rows_are_refused(capsys, tmp_path, "train")

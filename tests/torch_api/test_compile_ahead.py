@@ -30,9 +30,11 @@ from numba_tconv.selection.directions import rungs_of
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import compile_ahead, operators
+from tests.command_line import mistake
 from tests.gradient_parity import OF, as_on_a_gpu, forget_what_is_ready, operator_arguments
 from tests.thorough import thorough
 
+pytest_plugins = "tests.not_compiled"
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 ARITHMETICS = [(dtype, precision) for dtype, known in PRECISIONS.items() for precision in known]
@@ -278,51 +280,40 @@ def test_the_gpu_is_named_or_the_one_that_is_there(capsys, monkeypatch):
     assert seen[0][2] == 3
 
 
-def test_arithmetics_are_combined(capsys, monkeypatch):
-    monkeypatch.setattr(compile_ahead, "fill", lambda calls, *_: (seen.extend(calls), (0, 0))[1])
-    seen = []
+def test_arithmetics_are_combined(capsys, filled):
     arithmetics = ("--dtype", "float32", "--dtype", "bfloat16", "--precision", "ieee", "--precision", "tf32")
     assert run(capsys, "kb64", "--rung", "auto", *arithmetics)[0] == 0
-    assert [(call.rung, call.precision) for call in seen] == [
+    assert [(call.rung, call.precision) for call in filled.calls] == [
         ("k4_register_tile", "ieee"), ("k6_wgmma", "tf32"), ("k6_wgmma", "bf16")
     ]  # fmt: skip
 
 
-def test_the_direction_is_named(capsys, monkeypatch):
-    monkeypatch.setattr(
-        compile_ahead, "fill", lambda calls, *_: (seen.append([call.rung for call in calls]), (0, 0))[1]
-    )
-    seen = []
-    for direction in ("grad_input", "step"):
-        assert run(capsys, "kb64", "--direction", direction, "--rung", "all", "--precision", "ieee")[0] == 0
-    gather_tile, step = seen
-    assert gather_tile == ["grad_input_gather", "grad_input_tile"]
-    assert step == ["k4_register_tile", "grad_input_tile", "grad_weight_split", "grad_bias"]
+@pytest.mark.parametrize(
+    ("direction", "rungs"),
+    [
+        ("grad_input", ["grad_input_gather", "grad_input_tile"]),
+        ("step", ["k4_register_tile", "grad_input_tile", "grad_weight_split", "grad_bias"]),
+    ],
+)
+def test_the_direction_is_named(capsys, filled, direction, rungs):
+    assert run(capsys, "kb64", "--direction", direction, "--rung", "all", "--precision", "ieee")[0] == 0
+    assert [call.rung for call in filled.calls] == rungs
 
 
-def test_what_a_rung_cannot_do_is_passed_over(capsys, monkeypatch):
-    monkeypatch.setattr(compile_ahead, "fill", lambda calls, *_: (seen.extend(calls), (0, 0))[1])
-    seen = []
+def test_what_a_rung_cannot_do_is_passed_over(capsys, filled):
     rungs = ("--rung", "k6_wgmma", "--rung", "cudnn", "--rung", "k4_register_tile")
     assert run(capsys, "kb64", *rungs, "--precision", "ieee")[0] == 0
-    assert [call.rung for call in seen] == ["k4_register_tile"]
-    assert "k6_wgmma cannot do" in mistake(capsys, "kb64", *rungs[:4], "--precision", "ieee")
-
-
-def mistake(capsys, *argv):
-    code, _, err = run(capsys, *argv)
-    assert code == commands.MISTAKE
-    assert err.count("\n") == 1
-    return err
+    assert [call.rung for call in filled.calls] == ["k4_register_tile"]
+    assert "k6_wgmma cannot do" in mistake(capsys, "compile", "kb64", *rungs[:4], "--precision", "ieee")
 
 
 def test_mistakes_get_one_line(capsys, folder, monkeypatch):
-    assert "did you mean kb64" in mistake(capsys, "kb65")
-    assert "no rung is called 'k9'" in mistake(capsys, "kb64", "--rung", "k9")
+    assert "did you mean kb64" in mistake(capsys, "compile", "kb65")
+    assert "no rung is called 'k9'" in mistake(capsys, "compile", "kb64", "--rung", "k9")
     folder.write_text("a file where the directory should be")
-    assert f"cannot write {folder}" in mistake(capsys, "kb64")
+    assert f"cannot write {folder}" in mistake(capsys, "compile", "kb64")
     monkeypatch.setenv("NUMBA_TCONV_CACHE", "")
-    assert "cache of compiled kernels is off" in mistake(capsys, "kb64")
+    assert "cache of compiled kernels is off" in mistake(capsys, "compile", "kb64")
 
 
 def test_what_the_compiler_raises_in_its_process_is_raised():

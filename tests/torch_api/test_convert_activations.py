@@ -12,6 +12,8 @@ from numba_tconv import AliasFreeActivation, convert, freeze, unfreeze
 from numba_tconv.torch_api import alias_free_operators as ops
 from tests.published_activations import Activation1d, Fused, Snake, Tiny, TorchActivation1d, taps
 
+from .test_freeze import ENDINGS
+
 C = 3
 X = torch.randn(2, C, 9, generator=torch.Generator().manual_seed(0))
 
@@ -308,26 +310,13 @@ def test_a_frozen_activation_gives_the_same_numbers_without_exponentials(dtype, 
     assert module._frozen is None
 
 
-ENDINGS = {
-    "train": lambda m: m.train(),
-    "train and back": lambda m: m.train().eval(),
-    "in a container": lambda m: nn.Sequential(m).train(),
-    "load_state_dict": lambda m: m.load_state_dict(m.state_dict()),
-    "assignment": lambda m: m.load_state_dict({k: v.clone() for k, v in m.state_dict().items()}, assign=True),
-    "to": lambda m: m.double().float(),
-    "requires_grad_": lambda m: m.requires_grad_(False),
-    "a gradient wanted": lambda m: m(X),
-    "unfreeze": unfreeze,
-}
-
-
 @pytest.mark.parametrize("end", ENDINGS)
 @pytest.mark.parametrize("make", [frozen_one, lambda: AliasFreeActivation(C).eval()], ids=["converted", "layer"])
 def test_what_ends_it(make, end):
     module = make()
     freeze(module)
     before = called(module)
-    ENDINGS[end](module)
+    ENDINGS[end](module, X)
     with torch.no_grad():
         module.act.alpha.add_(0.5)
     assert not torch.equal(called(module), before)

@@ -156,67 +156,31 @@ def test_weight_norm_can_be_removed_from_a_frozen_layer():
     assert not torch.equal(called(layer), expected)
 
 
-def train(layer):
-    layer.train()
+ENDINGS = {
+    "train": lambda layer, x: layer.train(),
+    "train and back": lambda layer, x: layer.train().eval(),
+    "the flag": lambda layer, x: setattr(layer, "training", True),
+    "in a container": lambda layer, x: nn.Sequential(layer).train(),
+    "load_state_dict": lambda layer, x: layer.load_state_dict(layer.state_dict()),
+    "assignment": lambda layer, x: layer.load_state_dict(
+        {name: value.clone() for name, value in layer.state_dict().items()}, assign=True
+    ),
+    "to another dtype and back": lambda layer, x: layer.double().float(),
+    "to its device": lambda layer, x: layer.to("cpu"),
+    "requires_grad_": lambda layer, x: layer.requires_grad_(False),
+    "a gradient wanted": lambda layer, x: layer(x),
+    "unfreeze": lambda layer, x: unfreeze(layer),
+}
 
 
-def train_and_back(layer):
-    layer.train().eval()
-
-
-def training_flag(layer):
-    layer.training = True
-
-
-def load_state_dict(layer):
-    layer.load_state_dict(layer.state_dict())
-
-
-def load_by_assignment(layer):
-    layer.load_state_dict({name: value.clone() for name, value in layer.state_dict().items()}, assign=True)
-
-
-def cast_and_back(layer):
-    layer.double().float()
-
-
-def moved(layer):
-    layer.to("cpu")
-
-
-def requires_grad(layer):
-    layer.requires_grad_(False)
-
-
-def gradient_wanted(layer):
-    layer(X)
-
-
-def container(layer):
-    nn.Sequential(layer).train()
-
-
-ENDINGS = (
-    train,
-    train_and_back,
-    training_flag,
-    load_state_dict,
-    load_by_assignment,
-    cast_and_back,
-    moved,
-    requires_grad,
-)
-ENDINGS += (gradient_wanted, container, unfreeze)
-
-
-@pytest.mark.parametrize("end", ENDINGS, ids=lambda end: end.__name__)
+@pytest.mark.parametrize("end", ENDINGS)
 @pytest.mark.parametrize("make", [plain, old_weight_norm, KINDS["weight_norm"]], ids=["plain", "old", "new"])
 def test_what_ends_it(make, end):
     """Afterwards a write to the weights is seen; while the layer is frozen it is not."""
     layer = make()
     freeze(layer)
     called(layer)
-    end(layer)
+    ENDINGS[end](layer, X)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.data.mul_(1.5)

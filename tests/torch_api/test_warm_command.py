@@ -1,6 +1,7 @@
 """The command that compiles ahead: for a function's model, for sizes, for workloads; and its mistakes."""
 
 import importlib
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from numba_tconv.runtime.device import H200
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api.compile_ahead import calls_of
 from numba_tconv.torch_api.noted import Noted
+from tests import command_line
 
 pytest_plugins = "tests.not_compiled"
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
@@ -147,11 +149,7 @@ def test_a_module_that_lacks_another_says_where(filled, capsys, tmp_path, monkey
 
 
 def test_the_commands_mistakes_get_one_line(filled, capsys):
-    def mistake(*argv):
-        code, _, err = run(capsys, *argv)
-        assert (code, err.count("\n")) == (commands.MISTAKE, 1)
-        return err
-
+    mistake = partial(command_line.mistake, capsys, "warm")
     assert "there is no no_such_module:example" in mistake("no_such_module:example")
     assert f"there is no {HERE}nothing" in mistake(HERE + "nothing")
     assert "must return a tuple of a model and the inputs of a call, not int" in mistake(HERE + "no_model")
