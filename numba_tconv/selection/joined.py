@@ -1,7 +1,6 @@
 """Short signals of a batch, joined end to end into one signal with zeros between them.
 
-A window of the one signal is one box; alone, short signals share windows, filled row by row, or leave tiles half
-empty."""
+Alone, short signals share windows, filled row by row, or leave tiles half empty."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from numba import cuda, float32, float64
 
 from numba_tconv.ptx import device_function, nearest_integer, sine_approx
 
-LEAST_SCALE = 2.0**-48  # sin^2 of an angle this much smaller than u, over 1e-9, vanishes beside u
+LEAST_SCALE = 2.0**-48  # sin^2 of so small an angle, over 1e-9, vanishes beside u
 
 SQUARED_SINE = (
     -3.3362109661102295,

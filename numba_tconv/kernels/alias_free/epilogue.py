@@ -22,10 +22,8 @@ class Registers(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """Device functions."""
-
-    begin_sums: Callable  # (sums, down, values): products of a thread's own up-samples, at the same ratio
-    store_tile: Callable  # (y, target, length, registers, planes, begin): the others; a row's, a tile's first output
+    begin_sums: Callable  # (sums, down, values): products of own up-samples, at the same ratio
+    store_tile: Callable  # (y, target, length, registers, planes, begin): the others; a row's, a tile's first
 
 
 def make_epilogue(config: Config) -> Epilogue:

@@ -83,7 +83,7 @@ class Down:
         )
 
     def own(self) -> tuple:
-        """Those of the thread's own first ``run`` entries: (output, tap, place among them, by plane)."""
+        """Those of the thread's own entries: (output, tap, place among them)."""
         return tuple(
             (z, k, place // self.window * self.run + place % self.window)
             for z, k, place in self.products

@@ -39,9 +39,9 @@ class Sizes(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Device functions (samples, x, source, first, length), as fetch.make_fetch."""
+    """As fetch.make_fetch; ``inside``: of aligned vectors inside a row."""
 
-    inside: Callable  # of aligned vectors inside a row
+    inside: Callable
     anywhere: Callable
 
 
@@ -195,7 +195,7 @@ def make_kernel(config: Config) -> Kernel:
         registers = Registers(down_values, sums, down)
         begin = int32(chunk * passes * outputs - shift)
         end = min(int32(begin + passes * outputs), out_length)
-        # So many tiles' begins from ``ahead`` on lie inside the row, with x in vectors.
+        # Begins of tiles inside the row, from ``ahead`` on, with x in vectors.
         begins_inside = int32(0)
         if same_ratio and x.stride_l == 1 and global_address(x.data, source + begin - ahead) & 15 == 0:
             begins_inside = max(int32(length - count + 1), int32(0))

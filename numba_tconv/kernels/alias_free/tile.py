@@ -90,7 +90,7 @@ class Config:
 
     @cached_property
     def samples(self) -> int:
-        """Samples of a tile. At the same ratio the last positions, which no output needs, lack theirs."""
+        """Of a tile. At the same ratio the last positions, which no output needs, lack theirs."""
         return self.positions if self.same_ratio else whole(self.windows, self.lanes)
 
     @property
@@ -124,7 +124,7 @@ class Config:
 
     @property
     def stride(self) -> int:
-        """From a thread's entries to the next thread's: an odd number of vectors, against bank conflicts."""
+        """From thread to thread: an odd number of vectors, against bank conflicts."""
         return (self.vectors | 1) * self.vector
 
     def room(self, count: int) -> int:

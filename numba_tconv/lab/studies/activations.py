@@ -1,6 +1,6 @@
 """The alias-free activation at BigVGAN's sizes: one kernel against the published operators, in turns.
 
-GPU times on a cold cache; a step is forward and the gradients of x, alpha and beta.
+GPU times on a cold cache; a step is forward and all gradients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whole decoders eager, under torch.compile and in a CUDA graph, with torch's operators and converted.
 
-Wall times until the GPU is idle, in turns. cuDNN does not search: a decoder has too many shapes.
+Wall times until the GPU is idle, in turns, without cuDNN's search.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def make(name: str, batch: int, seconds: float) -> tuple[nn.Module, torch.Tensor
 def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
     """``call`` as a replayed CUDA graph, which reads the memory of ``model`` and ``x``.
 
-    Without Qwen2.5-Omni's scaling by a CPU constant and copy to the CPU, which a graph cannot hold. Integer buffers,
-    of which EnCodec and Mimi make Python's numbers, are on the CPU meanwhile.
+    Without Qwen2.5-Omni's scaling and copy, which a graph cannot hold. EnCodec's and Mimi's integer buffers, which
+    Python reads, are on the CPU meanwhile.
     """
     with contextlib.ExitStack() as patches:
         for module in model.modules():

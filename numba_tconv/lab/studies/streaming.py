@@ -1,6 +1,6 @@
 """Steps of decoders' layers: ours against those written by hand, in turns, eager and in CUDA graphs.
 
-By hand, as in Moshi's Python, a step adds the last tail and keeps its own. STEPS steps follow each other between two
+By hand, as in Moshi's Python, a step adds the last tail. STEPS steps follow each other between two
 events, so weights that fit are in L2.
 """
 
