@@ -1,6 +1,6 @@
 """Whole decoders eager, under torch.compile and in a CUDA graph, with torch's operators and converted.
 
-Wall times until the GPU is idle, in turns, without cuDNN's search.
+Wall times in turns, without cuDNN's search.
 """
 
 from __future__ import annotations
