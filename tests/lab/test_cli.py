@@ -254,6 +254,7 @@ def test_usage_names_the_command_that_was_typed(capsys, monkeypatch, name):
     assert run(capsys, "--version") == (0, f"numba_tconv {__version__}\n", "")
 
 
+@pytest.mark.thorough
 def test_a_reader_that_has_seen_enough_is_no_error():
     command = (sys.executable, "-m", "numba_tconv", "explain", "kb64")
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -68,6 +68,7 @@ def every_direction(tmp_path_factory):
     return {path.stem: path for path in paths if path.suffix == ".svg"}
 
 
+@pytest.mark.thorough
 def test_every_direction_has_its_own_figures(every_direction):
     gradients = ("", "_grad_input", "_grad_weight")
     assert set(every_direction) == {
