@@ -43,7 +43,7 @@ def pytest_unconfigure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc):
     """Without a GPU, a GPU test gets its first case alone: making thousands is slow."""
-    if torch.cuda.is_available() or "gpu" not in metafunc.definition.keywords:
+    if torch.cuda.is_available() or metafunc.definition.get_closest_marker("gpu") is None:
         return
     every = metafunc.parametrize
 
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: not item.path.name.startswith("test_offline"))
     of_file = {}
     for item in items:
-        if "gpu" in item.keywords:
+        if item.get_closest_marker("gpu"):
             of_file.setdefault(item.path, []).append(item)
     for first, *others in of_file.values():
         more = f", as do {len(others)} more of this file" if others else ""

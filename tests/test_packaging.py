@@ -203,3 +203,10 @@ def test_files_stay_small():
                 imported = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
                 lines -= sum(n.end_lineno - n.lineno + 1 for n in imported)
             assert lines < 400, path.relative_to(ROOT)
+
+
+def test_every_gpu_test_is_marked():
+    """`make test-gpu` runs marked tests alone."""
+    marked = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.gpu\b", re.MULTILINE)
+    files = (ROOT / "tests" / "gpu").glob("test_*.py")
+    assert not [path.name for path in files if not marked.search(path.read_text())]

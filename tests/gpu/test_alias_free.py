@@ -6,6 +6,7 @@ import torch
 from numba_tconv.formula.alias_free import ACTIVATIONS
 from numba_tconv.torch_api.alias_free_operators import alias_free_activation, composed
 
+pytestmark = pytest.mark.gpu
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
