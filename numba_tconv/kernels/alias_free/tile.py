@@ -90,7 +90,7 @@ class Config:
 
     @cached_property
     def samples(self) -> int:
-        """Of a tile. At the same ratio the last positions, which no output needs, lack theirs."""
+        """A tile's. At the same ratio the last positions, which no output needs, lack theirs."""
         return self.positions if self.same_ratio else whole(self.windows, self.lanes)
 
     @property

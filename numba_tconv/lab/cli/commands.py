@@ -36,7 +36,7 @@ NEEDED = ("in_channels", "out_channels", "kernel_size", "length")
 README = Path("README.md")
 WORKLOADS_HEADER = ["name", "model", "layer", "batch", "channels", "length", "taps", "stride", "besides"]
 ONE_ELEMENT = Problem(1, 1, 1, 1, 1)
-DISTURBED = 1.25  # times the fastest fifth's: seldom on an idle machine
+DISTURBED = 1.25  # of p80 to p20, which idle machines seldom have
 DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}
 
 
