@@ -13,12 +13,13 @@ import torch
 from numba import cuda, float64, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem
+from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
 from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.runtime import device as gpu
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+from numba_tconv.runtime.layout import Layout
 
 from .rung import GradientRung
 from .sum import accumulator_of, added_up
@@ -112,20 +113,12 @@ class Bias(GradientRung):
         return [Step("main", make_kernel(config)), Step("add up", make_sum(config.dtype))]
 
     def prepare(self, grad_output, result, problem, config=None, precision=None):
-        splits, launch = _prepared(problem, config, result.dtype, grad_output.strides, gpu.of(result.index))
+        splits, launch = _prepared(problem, config or Config(result.dtype), grad_output, gpu.of(result.index))
         return added_up(launch, result, splits)
 
 
 @lru_cache(maxsize=1024)
-def _prepared(
-    problem: Problem, config: Config | None, dtype: torch.dtype, strides: tuple, device: gpu.Device
-) -> tuple[int, Prepared]:
-    config, p = config or Config(dtype), problem
-    splits, length = splits_of(p, config, device)
-    launch = make_kernel(config).prepare(
-        splits * p.out_channels,
-        Signal(alike((p.batch, p.out_channels, p.out_length), dtype, strides), *strides),
-        alike((splits * p.out_channels,), accumulator_of(dtype)),
-        of_problem(Sizes, p, split_length=length),
-    )
-    return splits, launch
+def _prepared(problem: Problem, config: Config, g: Layout, device: gpu.Device) -> tuple[int, Prepared]:
+    splits, length = splits_of(problem, config, device)
+    sums, sizes = splits * problem.out_channels, of_problem(Sizes, problem, split_length=length)
+    return splits, make_kernel(config).prepare(sums, signal_like(g), alike((sums,), accumulator_of(g.dtype)), sizes)

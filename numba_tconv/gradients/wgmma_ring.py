@@ -31,7 +31,7 @@ from numba_tconv.ptx import (
 )
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.kernel import named
-from numba_tconv.runtime.layout import room
+from numba_tconv.runtime.layout import Layout, room
 
 from .rung import GradientRung
 
@@ -262,14 +262,14 @@ def _template(shape: tuple, strides: tuple, precision: str, alike: int, box: tup
     return encode(precision, (length, -(-channels // alike), batch), (c_bytes * alike, n_bytes), (*box, 1), swizzled)
 
 
-def template_of_rows(g: torch.Tensor, config: Ring) -> tuple[int, ...]:
+def template_of_rows(g: Layout, config: Ring) -> tuple[int, ...]:
     """The map of every ``config.alike``-th row of grad_output or planes (N, rows, elements), at any address."""
     box = config.width, config.box_rows
-    return _template(g.shape, g.stride(), config.precision, config.alike, box, False)
+    return _template(g.shape, g.strides, config.precision, config.alike, box, False)
 
 
-def template_of_b(b: torch.Tensor, config: Ring) -> tuple[int, ...]:
-    return _template(b.shape, b.stride(), config.precision, 1, (ROW // config.itemsize, config.channels), True)
+def template_of_b(b: Layout, config: Ring) -> tuple[int, ...]:
+    return _template(b.shape, b.strides, config.precision, 1, (ROW // config.itemsize, config.channels), True)
 
 
 class WgmmaGradient(GradientRung):

@@ -7,6 +7,7 @@ Measured (H200, kb64, float32): 154 ms, 8.3 times k1."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -16,8 +17,9 @@ from numba import cuda, uint64
 from numba_tconv.formula.problem import Problem
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, strided
+from numba_tconv.runtime.layout import Layout
 
-from .common.arguments import Bias, Layer, Signal, Weights, arguments, layer_of
+from .common.arguments import Bias, Layer, Signal, Weights, arguments, layer_of, signal_like, weights_like
 from .rung import SUM_CHANNELS, Rung, are_adjacent, cuda_core_reason, taking_bias
 
 
@@ -93,21 +95,17 @@ class Polyphase(Rung):
         if not are_adjacent(x.shape, x.strides):
             return lambda x, w, bias, y: self.run(x.contiguous(), w, bias, y, problem, config)
         config = config or self.config(problem, x.dtype)
-        launch = _prepared(problem, config, x.strides, w.strides, bias and bias.strides)
+        launch = _prepared(problem, config, x, w, bias, y)
         return launch if bias else taking_bias(launch, None)
 
 
 @lru_cache(maxsize=1024)
-def _prepared(
-    problem: Problem, config: Config, x_stride: tuple, w_stride: tuple, bias_stride: tuple | None
-) -> Prepared:
-    p, dtype = problem, config.dtype
-    outputs = p.batch * p.out_channels * p.out_length
+def _prepared(problem: Problem, config: Config, x: Layout, w: Layout, bias: Layout | None, y: Layout) -> Prepared:
     return make_kernel(config).prepare(
-        -(-outputs // config.threads),
-        Signal(alike((p.batch, p.in_channels, p.length), dtype, x_stride), *x_stride),
-        Weights(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_stride), *w_stride),
-        Bias(alike((p.out_channels,), dtype, bias_stride), bias_stride is not None),
-        alike((outputs,), dtype),
-        layer_of(p),
+        -(-math.prod(y.shape) // config.threads),
+        signal_like(x),
+        weights_like(w),
+        Bias(alike((problem.out_channels,), x.dtype, bias and bias.strides), bias is not None),
+        alike(y.shape, y.dtype),
+        layer_of(problem),
     )

@@ -18,6 +18,7 @@ from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import A100, H200
 from numba_tconv.runtime.kernel import Kernel
+from numba_tconv.runtime.layout import NO_GPU, Layout
 from tests.lab.test_offline import AMPERE, HOPPER, check_memory, needs_sass
 from tests.parity import SMALL
 
@@ -122,8 +123,8 @@ def test_blocks_begin_beside_the_pack_where_they_spread():
 @short
 def test_the_blocks_that_pack_are_as_many_as_counted(reason):
     problem, config = SHORT[reason], choose(SHORT[reason], F32)
-    strides = problem.out_channels_per_group * problem.kernel_size, problem.kernel_size, 1
-    packed, launch = prepare_pack(problem, config, strides)
+    shape = problem.in_channels, problem.out_channels_per_group, problem.kernel_size
+    packed, launch = prepare_pack(problem, config, Layout.contiguous(shape, F32, NO_GPU))
     assert launch.grid == (pack_blocks(problem, config), 1, 1)
     assert launch.kernel is make_pack(config.alone, config.overlaps_packing)
     assert packed.numel() == pack_blocks(problem, config) // -(-config.block_m // 32) * config.w_stage

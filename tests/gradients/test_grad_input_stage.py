@@ -7,7 +7,6 @@ neighbours of a row belong to others, or are junk, and must never be read.
 import itertools
 import math
 import random
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +21,7 @@ from numba_tconv.gradients.input.wgmma import tile as grad_input_wgmma_config
 from numba_tconv.gradients.input.wgmma.arguments import Ends, Lane, Window
 from numba_tconv.kernels.common.tensor_core import fragments
 from numba_tconv.lab.measure import workloads
+from numba_tconv.runtime.layout import NO_GPU, Layout
 from tests.thorough import thorough
 
 JUNK, SLOT = "junk", 1 << 20  # where slot 0 begins
@@ -150,7 +150,7 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
     if sheared > 1:
         sizes, distances, box = grad_input_wgmma_rows.template.__wrapped__(shape, strides, config)
     else:
-        g = SimpleNamespace(shape=shape, stride=lambda: strides)
+        g = Layout(shape, strides, config.dtype, NO_GPU, 0)
         sizes, distances, box = grad_ring.template_of_rows(g, config)
     assert math.prod(box) * itemsize == config.box_bytes
 

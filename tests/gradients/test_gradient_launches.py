@@ -15,6 +15,7 @@ from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.layout import NO_GPU, Layout
 from numba_tconv.selection.gradient import GRADIENTS
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
@@ -24,8 +25,8 @@ WHOLE = Problem(3, 128, 96, 8, 513, stride=4, groups=2)
 FEW_TILES = Problem(1, 128, 1024, 16, 65, stride=4, padding=2, groups=2)
 
 
-def contiguous(*shape):
-    return shape, (shape[1] * shape[2], shape[2], 1)
+def contiguous(*shape, dtype=torch.float32):
+    return Layout.contiguous(shape, dtype, NO_GPU)
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +42,9 @@ def no_maps(monkeypatch):
 )
 def test_grad_input(p, sheared):
     config = grad_input_wgmma.choose_for.__wrapped__(p, "tf32", sheared, H200)
-    _, g_strides = contiguous(p.batch, p.out_channels, p.out_length)
+    g = contiguous(p.batch, p.out_channels, p.out_length)
     w = contiguous(1, p.in_channels, p.out_channels_per_group * p.kernel_size)
-    blocks, launch, second = grad_input_wgmma._prepared.__wrapped__(p, config, torch.float32, g_strides, *w, H200)
+    blocks, launch, second = grad_input_wgmma._prepared.__wrapped__(p, config, g, w, H200)
     _, sums, shape, grid, rows, splits = launch.arguments
     assert config.sheared == sheared
     assert shape == of_input.Shape(-p.padding, p.length, 2, p.out_channels // (2 * sheared), 64)
@@ -62,10 +63,9 @@ def test_grad_weight(p, direct, dtype, in_place):
     """In place, or from planes: the same launch but for grad_output's rows and their first element."""
     _, own = GRADIENTS["grad_weight_wgmma"].config(p, dtype, H200, "tf32" if dtype == torch.float32 else "bf16")
     channels = p.out_channels_per_group if in_place else planes.pairs_of(p)
-    g = contiguous(p.batch, channels * p.groups, 4000)
-    _, x_strides = contiguous(p.batch, p.in_channels, p.length)
-    made = grad_weight_wgmma._prepared.__wrapped__(p, own, in_place, *g, dtype, x_strides, H200)
-    blocks, sums, launch = made
+    g = contiguous(p.batch, channels * p.groups, 4000, dtype=dtype)
+    x = contiguous(p.batch, p.in_channels, p.length, dtype=dtype)
+    blocks, sums, launch = grad_weight_wgmma._prepared.__wrapped__(p, own, in_place, g, x, H200)
     _, stored, rows, grid = launch.arguments
     assert own.direct == direct
     assert rows == of_weight.Rows(4000, 4000, channels * p.groups, -p.padding if in_place else 0)

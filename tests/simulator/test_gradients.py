@@ -15,6 +15,7 @@ from numba_tconv.gradients.weight.split import tile as grad_weight_config
 from numba_tconv.gradients.weight.split.choose import splits_of as splits_of_weight
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import device
+from numba_tconv.runtime.layout import Layout
 from numba_tconv.selection.gradient import GRADIENTS, grad_bias, grad_input, grad_weight
 from tests.gradient_parity import (
     OF,
@@ -163,7 +164,7 @@ def test_blocks_of_whole_rows_leave_the_rest_alone(reason):
     for config in grad_weight_config.tiny(problem, torch.float32):
         if config.rest_tile:
             splits, launch = grad_weight_split._prepared.__wrapped__(
-                problem, config, torch.float32, g.stride(), x.stride(), False, SMALL_GPU
+                problem, config, Layout.of(g), Layout.of(x), SMALL_GPU
             )
             assert splits == 1
             launch.grid = (config.own_blocks(problem), 1, 1)

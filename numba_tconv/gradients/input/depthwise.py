@@ -15,7 +15,16 @@ from numba import cuda, int32, int64, uint32, uint64
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
 from numba_tconv.gradients.rung import GradientRung
-from numba_tconv.kernels.common.arguments import PlacedSignal, Weights, arguments, of_problem
+from numba_tconv.kernels.common.arguments import (
+    Placed,
+    PlacedSignal,
+    Weights,
+    arguments,
+    of_problem,
+    placed_like,
+    placed_signal_like,
+    weights_like,
+)
 from numba_tconv.kernels.depthwise.rows import (
     MOST_PRODUCTS,
     MOST_ROWS,
@@ -23,7 +32,6 @@ from numba_tconv.kernels.depthwise.rows import (
     Meeting,
     grid,
     many_channels,
-    offset_of,
     placed,
     read_in_place,
     reason,
@@ -33,7 +41,8 @@ from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, store_run, vectors_of
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+from numba_tconv.runtime.kernel import Kernel, Prepared, flat
+from numba_tconv.runtime.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -54,11 +63,6 @@ class Config(Meeting):
     @property
     def products(self) -> tuple:
         return self.meetings
-
-
-class Placed(NamedTuple):
-    data: object
-    offset: int  # elements past a 16-byte boundary
 
 
 class Sizes(NamedTuple):
@@ -152,13 +156,8 @@ def make_kernel(config: Config) -> Kernel:
                         grad_input.data[uint64(target + i + z)] = store(total[z])
             i = int32(i + hop)
 
-    stored = element.storage
-    signature = (
-        arguments(PlacedSignal, data=flat(stored)),
-        arguments(Weights, data=flat(stored)),
-        arguments(Placed, data=flat(stored)),
-        arguments(Sizes),
-    )
+    tensors = (arguments(fields, data=flat(element.storage)) for fields in (PlacedSignal, Weights, Placed))
+    signature = *tensors, arguments(Sizes)
     name, threads = "grad_input_depthwise", config.threads
     return Kernel(name, grad_input_depthwise, signature, threads, min_blocks=config.min_blocks, key=repr(config))
 
@@ -210,32 +209,16 @@ class InputDepthwise(GradientRung):
         return [Step("main", make_kernel(config))]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
-        return _prepared(
-            *(problem, config, result.dtype, grad_output.strides, weight.strides),
-            *(offset_of(grad_output), offset_of(result)),
-        )
+        return _prepared(problem, config or choose(problem, result.dtype), grad_output, weight, result)
 
 
 @lru_cache(maxsize=1024)
-def _prepared(
-    problem: Problem,
-    config: Config | None,
-    dtype: torch.dtype,
-    g_strides: tuple,
-    w_strides: tuple,
-    g_offset: int,
-    result_offset: int,
-) -> Prepared:
-    p, config = problem, config or choose(problem, dtype)
-    rows = p.batch * p.in_channels
+def _prepared(problem: Problem, config: Config, g: Layout, w: Layout, result: Layout) -> Prepared:
+    p, rows = problem, problem.batch * problem.in_channels
     # The first vector may begin early.
     passes, stretches = split(rows, -(-(p.length + config.vector - 1) // config.positions), config)
-    g = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides)
-    w = alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides)
     return make_kernel(config).prepare(
         grid(rows, config.threads // config.lanes, stretches),
-        PlacedSignal(g, g_offset, *g_strides),
-        Weights(w, *w_strides),
-        Placed(alike((p.batch, p.in_channels, p.length), dtype), result_offset),
+        *(placed_signal_like(g), weights_like(w), placed_like(result)),
         of_problem(Sizes, p, rows=rows, passes=passes),
     )

@@ -4,6 +4,7 @@ Element i meets the outputs ``i*stride - padding + k*dilation``; the range of k 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import torch
 from numba import cuda, uint64
 
 from numba_tconv.gradients.rung import GradientRung
-from numba_tconv.kernels.common.arguments import Signal, Weights, arguments, of_problem
+from numba_tconv.kernels.common.arguments import Signal, Weights, arguments, of_problem, signal_like, weights_like
 from numba_tconv.kernels.rung import SUM_CHANNELS, Step, cuda_core_reason
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
@@ -98,6 +99,8 @@ class InputGather(GradientRung):
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         config = config or self.config(problem, result.dtype)
-        p, (g, w, gx) = problem, (alike(one.shape, one.dtype, one.strides) for one in (grad_output, weight, result))
-        blocks, sizes = -(-gx.numel() // config.threads), of_problem(Sizes, p)
-        return make_kernel(config).prepare(blocks, Signal(g, *g.stride()), Weights(w, *w.stride()), gx, sizes)
+        return make_kernel(config).prepare(
+            -(-math.prod(result.shape) // config.threads),
+            *(signal_like(grad_output), weights_like(weight)),
+            *(alike(result.shape, result.dtype), of_problem(Sizes, problem)),
+        )

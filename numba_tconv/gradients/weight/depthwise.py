@@ -17,13 +17,12 @@ from numba_tconv.formula.taps import Taps
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.gradients.sum import accumulator_of, added_up
 from numba_tconv.gradients.sum import make_kernel as make_sum
-from numba_tconv.kernels.common.arguments import PlacedSignal, arguments, of_problem
+from numba_tconv.kernels.common.arguments import PlacedSignal, arguments, of_problem, placed_signal_like
 from numba_tconv.kernels.depthwise.rows import (
     MOST_PRODUCTS,
     MOST_WINDOW,
     Meeting,
     many_channels,
-    offset_of,
     placed,
     read_in_place,
     reason,
@@ -33,6 +32,7 @@ from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs,
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+from numba_tconv.runtime.layout import Layout
 
 PARTIAL_TERMS = 128  # of a thread's sum, for its rounding error
 SUMMANDS = 8  # of a tap, after a block's first step
@@ -233,32 +233,18 @@ class WeightDepthwise(GradientRung):
         return [Step("main", make_kernel(config)), Step("add up", make_sum(config.dtype))]
 
     def prepare(self, grad_output, x, result, problem, config=None, precision=None):
-        splits, launch = _prepared(
-            *(problem, config, result.dtype, grad_output.strides, x.strides),
-            *(offset_of(grad_output), offset_of(x)),
-        )
+        splits, launch = _prepared(problem, config or choose(problem, result.dtype), grad_output, x)
         return added_up(launch, result, splits)
 
 
 @lru_cache(maxsize=1024)
-def _prepared(
-    problem: Problem,
-    config: Config | None,
-    dtype: torch.dtype,
-    g_strides: tuple,
-    x_strides: tuple,
-    g_offset: int,
-    x_offset: int,
-) -> tuple[int, Prepared]:
-    p, config = problem, config or choose(problem, dtype)
-    vectors, splits, split_vectors = splits_of(p, config)
+def _prepared(problem: Problem, config: Config, g: Layout, x: Layout) -> tuple[int, Prepared]:
+    p, (vectors, splits, split_vectors) = problem, splits_of(problem, config)
     pairs = p.in_channels * p.out_channels_per_group
-    sizes = of_problem(Sizes, p, pairs=pairs, vectors=vectors, split_vectors=split_vectors)
     launch = make_kernel(config).prepare(
         splits * pairs,
-        PlacedSignal(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), g_offset, *g_strides),
-        PlacedSignal(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
-        alike((splits * pairs * p.kernel_size,), accumulator_of(dtype)),
-        sizes,
+        *(placed_signal_like(g), placed_signal_like(x)),
+        alike((splits * pairs * p.kernel_size,), accumulator_of(x.dtype)),
+        of_problem(Sizes, p, pairs=pairs, vectors=vectors, split_vectors=split_vectors),
     )
     return splits, launch

@@ -28,6 +28,13 @@ class PlacedSignal(NamedTuple):
     stride_l: int
 
 
+class Placed(NamedTuple):
+    """A contiguous tensor."""
+
+    data: object
+    offset: int  # as PlacedSignal's
+
+
 class Weights(NamedTuple):
     """Weights (C_in, C_out/groups, K)."""
 
@@ -81,6 +88,14 @@ def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
 
 def signal_like(x: Layout) -> Signal:
     return Signal(alike(x.shape, x.dtype, x.strides), *x.strides)
+
+
+def placed_signal_like(x: Layout) -> PlacedSignal:
+    return PlacedSignal(*placed_like(x), *x.strides)
+
+
+def placed_like(x: Layout) -> Placed:
+    return Placed(alike(x.shape, x.dtype, x.strides), x.offset % 16 // x.dtype.itemsize)
 
 
 def weights_like(w: Layout) -> Weights:

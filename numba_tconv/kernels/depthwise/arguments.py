@@ -1,4 +1,4 @@
-"""Named arguments, with offsets in elements."""
+"""Named arguments."""
 
 from __future__ import annotations
 
@@ -6,23 +6,8 @@ from typing import NamedTuple
 
 from numba import types
 
-from numba_tconv.kernels.common.arguments import Bias, Weights, arguments
+from numba_tconv.kernels.common.arguments import Bias, Placed, PlacedSignal, Weights, arguments
 from numba_tconv.runtime.kernel import flat
-
-
-class Input(NamedTuple):
-    data: object
-    offset: int  # from a multiple of 16 bytes
-    stride_n: int
-    stride_c: int
-    stride_l: int
-
-
-class Output(NamedTuple):
-    """A contiguous tensor (N, C_out, L_out)."""
-
-    data: object
-    offset: int  # from a multiple of 16 bytes
 
 
 class Sizes(NamedTuple):
@@ -42,6 +27,5 @@ class Window(NamedTuple):
 
 
 def shared_signature(storage: types.Type) -> tuple:
-    stored = flat(storage)
-    tensors = ((Input, stored), (Weights, stored), (Bias, stored), (Output, stored))
-    return (*(arguments(fields, data=data) for fields, data in tensors), arguments(Sizes))
+    tensors = PlacedSignal, Weights, Bias, Placed
+    return (*(arguments(fields, data=flat(storage)) for fields in tensors), arguments(Sizes))

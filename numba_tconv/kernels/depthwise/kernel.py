@@ -18,20 +18,21 @@ from numba import cuda, int32, int64, types, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
-from numba_tconv.kernels.common.arguments import Bias, Weights
+from numba_tconv.kernels.common.arguments import Bias, of_problem, placed_like, placed_signal_like, weights_like
 from numba_tconv.kernels.rung import Rung, cuda_core_reason, taking_bias
 from numba_tconv.ptx import device_function, load_vector, store_vector
 from numba_tconv.runtime import device as devices
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT, Kernel, Prepared, alike
+from numba_tconv.runtime.layout import Layout
 
 from . import direct as depthwise_direct
 from . import long as depthwise_long
 from . import long_tile as depthwise_long_config
-from .arguments import Input, Output, Sizes, Window, shared_signature
+from .arguments import Sizes, Window, shared_signature
 from .direct import DirectConfig
 from .long_tile import LongConfig
-from .rows import MOST_CHANNELS, MOST_ROWS, grid, offset_of
+from .rows import MOST_CHANNELS, MOST_ROWS, grid
 from .tile import Config, choose, plan
 
 BATCH = 4  # vectors in flight
@@ -302,34 +303,22 @@ class Depthwise(Rung):
         return config.shared_bytes(FORMS[type(config)].plan(problem, config)[0])
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
-        launch = _prepared(
-            *(problem, config or self.config_on(devices.of(x.index), problem, x.dtype), x.strides, w.strides),
-            *(bias is not None, offset_of(x), offset_of(y)),
-        )
-        return taking_bias(launch, bias)
+        config = config or self.config_on(devices.of(x.index), problem, x.dtype)
+        return taking_bias(_prepared(problem, config, x, w, bias is not None, y), bias)
 
 
 @lru_cache(maxsize=1024)
 def _prepared(
-    problem: Problem,
-    config: Config | DirectConfig | LongConfig,
-    x_strides: tuple,
-    w_strides: tuple,
-    has_bias: bool,
-    x_offset: int,
-    y_offset: int,
+    problem: Problem, config: Config | DirectConfig | LongConfig, x: Layout, w: Layout, has_bias: bool, y: Layout
 ) -> Prepared:
-    """Offsets: elements past a 16-byte boundary."""
-    p, dtype, form = problem, config.dtype, FORMS[type(config)]
+    p, form = problem, FORMS[type(config)]
     passes, stretches = form.plan(p, config)
     rows = p.batch * p.groups
     return form.make_kernel(config).prepare(
         grid(rows, config.threads // config.lanes, stretches),
-        Input(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
-        Weights(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides), *w_strides),
-        Bias(alike((p.out_channels,), dtype), has_bias),
-        Output(alike((p.batch, p.out_channels, p.out_length), dtype), y_offset),
-        Sizes(length=p.length, out_length=p.out_length, padding=p.padding, groups=p.groups),
+        *(placed_signal_like(x), weights_like(w)),
+        Bias(alike((p.out_channels,), x.dtype), has_bias),
+        *(placed_like(y), of_problem(Sizes, p)),
         *config.arguments(rows, passes),
         shared_bytes=config.shared_bytes(passes),
     )

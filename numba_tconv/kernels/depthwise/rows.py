@@ -7,7 +7,6 @@ from functools import cached_property
 import torch
 
 from numba_tconv.formula.taps import Taps
-from numba_tconv.runtime.layout import Layout
 
 MOST_CHANNELS = 8  # of a group, in or out
 FEW_CHANNELS = 2  # the same for gradients
@@ -72,10 +71,6 @@ def grid(rows: int, teams: int, stretches: int) -> tuple[int, int, int]:
     """Rows along x, stretches along y and z."""
     planes = -(-stretches // GRID_AXIS)
     return -(-rows // teams), -(-stretches // planes), planes
-
-
-def offset_of(tensor: Layout) -> int:
-    return tensor.offset % 16 // tensor.dtype.itemsize
 
 
 def read_in_place(config) -> bool:

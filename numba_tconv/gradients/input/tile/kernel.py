@@ -16,7 +16,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.input.parts import second_stage, split
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.common import split_sums
-from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem
+from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
 from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.ptx import (
     add_vectors,
@@ -32,7 +32,7 @@ from numba_tconv.runtime import device as gpu
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
-from numba_tconv.runtime.layout import room
+from numba_tconv.runtime.layout import Layout, room
 
 from .choose import choose
 from .epilogue import make_store
@@ -268,9 +268,7 @@ class InputTile(GradientRung):
         return [pack, main, *split_sums.steps(config.splits, config.dtype, config.early_launch)]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
-        plan = _prepared(
-            *(problem, config, result.dtype, grad_output.strides, weight.strides, gpu.of(result.index)),
-        )
+        plan = _prepared(problem, config, grad_output, weight, gpu.of(result.index))
         packed_room = room(plan.packed.shape, plan.packed.dtype, result.index)
         add_up = plan.add_up
         sums_room = room((add_up.sums,), torch.float32, result.index) if add_up else None
@@ -296,16 +294,9 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _prepared(
-    problem: Problem,
-    config: Config | None,
-    dtype: torch.dtype,
-    g_strides: tuple,
-    w_strides: tuple,
-    device: gpu.Device,
-) -> Plan:
-    config = config or choose(problem, dtype, device)
-    packed, pack = prepare_pack(problem, config, w_strides)
+def _prepared(problem: Problem, config: Config | None, g: Layout, w: Layout, device: gpu.Device) -> Plan:
+    config = config or choose(problem, g.dtype, device)
+    packed, pack = prepare_pack(problem, config, w)
     p, t = split(problem, config.splits), problem.taps
     row_tiles, column_tiles = config.row_tiles(p), config.column_tiles(p)
     planes = -(-column_tiles // GRID_AXIS)
@@ -322,11 +313,7 @@ def _prepared(
     )
     main = make_kernel(config.alone).prepare(
         (row_tiles * p.groups, -(-column_tiles // planes), planes),
-        Signal(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), *g_strides),
-        packed,
-        alike((p.batch, p.in_channels, p.length), dtype),
-        of_problem(Sizes, p),
-        grid,
+        *(signal_like(g), packed, alike((p.batch, p.in_channels, p.length), g.dtype), of_problem(Sizes, p), grid),
         early=config.early_launch,
     )
-    return Plan(packed, pack, main, second_stage(problem, dtype, config.splits, config.early_launch))
+    return Plan(packed, pack, main, second_stage(problem, g.dtype, config.splits, config.early_launch))

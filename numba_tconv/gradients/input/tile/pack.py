@@ -20,6 +20,7 @@ from numba_tconv.kernels.common.integer import divided
 from numba_tconv.ptx import SIMULATOR, device_function, griddepcontrol_launch_dependents
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, strided
+from numba_tconv.runtime.layout import Layout
 
 from .tile import Config
 
@@ -125,11 +126,11 @@ def pack_blocks(problem: Problem, config: Config) -> int:
     return _stages(problem, config) * -(-config.block_m // SIDE)
 
 
-def prepare_pack(problem: Problem, config: Config, strides: tuple) -> tuple[torch.Tensor, Prepared]:
-    """A stand-in for the packed weights, and the launch; ``strides``: the weight's."""
+def prepare_pack(problem: Problem, config: Config, weight: Layout) -> tuple[torch.Tensor, Prepared]:
+    """A stand-in for the packed weights, and the launch."""
     p, depth = problem, config.depth(split(problem, config.splits))
     phases = min(p.taps.rows, p.kernel_size)
     grid = of_problem(Grid, p, row_tiles=config.row_tiles(p), phases=phases, splits=config.splits, **depth._asdict())
-    w = alike((p.in_channels, p.out_channels_per_group, p.kernel_size), config.dtype, strides)
+    w = alike(weight.shape, weight.dtype, weight.strides)
     packed = alike((_stages(p, config) * config.w_stage,), TORCH[ELEMENTS[config.dtype].accumulator.bitwidth])
     return packed, make_kernel(config.alone, config.overlaps_packing).prepare(pack_blocks(p, config), w, packed, grid)

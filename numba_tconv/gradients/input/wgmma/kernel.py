@@ -214,7 +214,7 @@ class InputWarpgroup(WgmmaGradient):
         own = config or choose_for(p, precision, sheared, device)
 
         def prepared(g, w):
-            blocks, launch, second = _prepared(p, own, g.dtype, g.strides, w.shape, w.strides, device)
+            blocks, launch, second = _prepared(p, own, g, w, device)
             partials_room = second and room((second.sums,), torch.float32, result.index)
             return Launches(launch, workspace(blocks, 1, result.index), second, partials_room)
 
@@ -247,20 +247,12 @@ class Launches(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _prepared(
-    problem: Problem,
-    config: Config,
-    dtype: torch.dtype,
-    g_strides: tuple,
-    w_shape: tuple,
-    w_strides: tuple,
-    device: gpu.Device,
+    problem: Problem, config: Config, g: Layout, w: Layout, device: gpu.Device
 ) -> tuple[int, Prepared, split_sums.SecondStage | None]:
     p = problem
-    g, w = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), alike(w_shape, dtype, w_strides)
-    sheared = config.sheared > 1
-    g_template = template(tuple(g.shape), g_strides, config) if sheared else template_of_rows(g, config)
+    g_template = template(g.shape, g.strides, config) if config.sheared > 1 else template_of_rows(g, config)
     splits = splits_of(p, config, device) if config.partial else 1
-    second, sums = None, alike((p.batch, p.in_channels, p.length), dtype)
+    second, sums = None, alike((p.batch, p.in_channels, p.length), g.dtype)
     if config.partial:
         second = _second_stage(p, config, splits)
         sums = alike((second.sums,), torch.float32)
@@ -274,7 +266,7 @@ def _prepared(
         group_channels=p.in_channels_per_group,
     )
     grid = Grid(position_tiles, channel_tiles, tiles * splits, tile_stages=config.stages_of(p) // splits)
-    grad_rows = GradRows(shear_of(g_strides, config), length=p.out_length if cropped else LONGEST_SIGNAL)
+    grad_rows = GradRows(shear_of(g.strides, config), length=p.out_length if cropped else LONGEST_SIGNAL)
     maps = TensorMaps(g_template, template_of_b(w, config), GIVEN, GIVEN, GIVEN)
     return blocks, make_kernel(config).prepare(blocks, maps, sums, shape, grid, grad_rows, splits), second
 

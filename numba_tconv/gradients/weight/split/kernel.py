@@ -11,14 +11,13 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-import torch
 from numba import cuda, int32, int64, types
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.gradients.sum import accumulator_of, added_up
 from numba_tconv.gradients.sum import make_kernel as make_sum
-from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem
+from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
 from numba_tconv.kernels.k4_register_tile.plan import vectors_align
 from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.ptx import add_vectors, cp_async_commit, cp_async_wait, device_function, store_vectors
@@ -198,6 +197,11 @@ def make_kernel(config: Config) -> Kernel:
     )
 
 
+def _copying(config: Config, x: Layout) -> Config:
+    copies = x.dtype.itemsize >= 4 and vectors_align(x, 16 // x.dtype.itemsize)
+    return config.copying_vectors() if copies else config
+
+
 class WeightSplit(GradientRung):
     name = "grad_weight_split"
     of = "grad_weight"
@@ -214,37 +218,23 @@ class WeightSplit(GradientRung):
         return tiny(problem, dtype)
 
     def config_on(self, device, problem, dtype, precision):
-        config = super().config_on(device, problem, dtype, precision)
         x = Layout.contiguous((problem.batch, problem.in_channels, problem.length), dtype, NO_GPU)
-        copies = dtype.itemsize >= 4 and vectors_align(x, 16 // dtype.itemsize)
-        return config.copying_vectors() if copies else config
+        return _copying(super().config_on(device, problem, dtype, precision), x)
 
     def steps(self, config, problem, device=H200):
         return [Step("main", make_kernel(config), config.shared_bytes), Step("add up", make_sum(config.dtype))]
 
     def prepare(self, grad_output, x, result, problem, config=None, precision=None):
-        aligned = vectors_align(x, 16 // x.dtype.itemsize)
-        splits, launch = _prepared(
-            *(problem, config, result.dtype, grad_output.strides, x.strides, aligned, gpu.of(result.index)),
-        )
+        splits, launch = _prepared(problem, config, grad_output, x, gpu.of(result.index))
         return added_up(launch, result, splits)
 
 
 @lru_cache(maxsize=1024)
 def _prepared(
-    problem: Problem,
-    config: Config | None,
-    dtype: torch.dtype,
-    g_strides: tuple,
-    x_strides: tuple,
-    aligned: bool,
-    device: gpu.Device,
+    problem: Problem, config: Config | None, g: Layout, x: Layout, device: gpu.Device
 ) -> tuple[int, Prepared]:
     p = problem
-    if config is None:
-        config = choose(p, dtype, device)
-        if dtype in (torch.float32, torch.float64) and aligned:
-            config = config.copying_vectors()
+    config = config or _copying(choose(p, x.dtype, device), x)
     splits, _ = splits_of(p, config, device)
 
     def grid_of(tile):
@@ -256,9 +246,7 @@ def _prepared(
     weights = p.in_channels * p.out_channels_per_group * p.kernel_size
     launch = make_kernel(config).prepare(
         splits * config.blocks(p),
-        Signal(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), *g_strides),
-        Signal(alike((p.batch, p.in_channels, p.length), dtype, x_strides), *x_strides),
-        alike((splits * weights,), accumulator_of(dtype)),
+        *(signal_like(g), signal_like(x), alike((splits * weights,), accumulator_of(x.dtype))),
         *(of_problem(Sizes, p), grid_of(config), *of_rest),
     )
     return splits, launch

@@ -215,7 +215,7 @@ class WeightWarpgroup(WgmmaGradient):
         aligned = result.offset % ALIGNMENT == 0
 
         def prepared(g, x):
-            blocks, sums, launch = _prepared(p, own, separated is None, *g[:3], x.strides, device)
+            blocks, sums, launch = _prepared(p, own, separated is None, g, x, device)
             maps_room = workspace(blocks, own.alike, result.index)
             partials_room = room((sums * own.blocks_of(p) * own.tile_sums,), torch.float32, result.index)
             to_add = None if own.direct else grad_weight_sum.config_of(p, result.dtype, aligned)
@@ -242,23 +242,15 @@ class WeightWarpgroup(WgmmaGradient):
 
 @lru_cache(maxsize=1024)
 def _prepared(
-    problem: Problem,
-    own: Config,
-    in_place: bool,
-    g_shape: tuple,
-    g_strides: tuple,
-    dtype: torch.dtype,
-    x_strides: tuple,
-    device: gpu.Device,
+    problem: Problem, own: Config, in_place: bool, g: Layout, x: Layout, device: gpu.Device
 ) -> tuple[int, int, Prepared]:
     """Blocks, partial sums of an element, and the launch; ``in_place``: g is grad_output."""
     p = problem
     first, group_rows = (-p.padding, p.out_channels_per_group) if in_place else (0, planes.pairs_of(p))
     splits, tiles = 1 if own.direct else splits_of(p, own, device), own.blocks_of(p)
     sums = splits * (CONSUMERS if own.alternate else 1)
-    g, x = tensor_alike(g_shape, dtype, g_strides), tensor_alike((p.batch, p.in_channels, p.length), dtype, x_strides)
     if own.direct:
-        stored = tensor_alike((p.in_channels * p.out_channels_per_group * p.kernel_size,), dtype)
+        stored = tensor_alike((p.in_channels * p.out_channels_per_group * p.kernel_size,), x.dtype)
     else:
         stored = tensor_alike((sums * tiles * own.tile_sums,), torch.float32)
     tap_chunks, pair_tiles, channel_tiles = own.tiles(p)
@@ -275,6 +267,6 @@ def _prepared(
         splits=splits,
     )
     maps = TensorMaps(template_of_rows(g, own), template_of_b(x, own), GIVEN, GIVEN, GIVEN)
-    rows = Rows(stride_c=g.stride(1), length=g.shape[2], channels=g.shape[1], first=first)
+    rows = Rows(stride_c=g.strides[1], length=g.shape[2], channels=g.shape[1], first=first)
     launch = make_kernel(own).prepare(splits * tiles, maps, stored, rows, grid)
     return splits * tiles, sums, launch
