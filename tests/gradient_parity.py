@@ -17,7 +17,7 @@ from numba_tconv.torch_api import gradient_operators as grad_ops
 from numba_tconv.torch_api import operators as ops
 from numba_tconv.torch_api import torchs
 
-from .parity import LAYOUTS, operands
+from .parity import LAYOUTS, operands, verdict
 
 OF = ("grad_input", "grad_weight", "grad_bias")
 ON_CUDA_CORES = {name: rung for name, rung in GRADIENTS.items() if not rung.tensor_cores}
@@ -68,6 +68,13 @@ def poisoned_gradient(of, problem, dtype, device="cpu"):
     return torch.full(shapes[of], math.nan, dtype=dtype, device=device)
 
 
+def computed_gradient(rung, g, x, w, problem, config=None, precision=None):
+    """The rung's gradient, in memory full of NaN."""
+    result = poisoned_gradient(rung.of, problem, g.dtype, g.device)
+    rung.run(*inputs_of(rung.of, g, x, w), result, problem, config, precision)
+    return result
+
+
 def references_gradient(of, g, x, w, problem):
     """The reference's gradient, as a float64 tensor."""
     p = problem
@@ -89,3 +96,18 @@ def torchs_gradient(of, g, x, w, problem):
 def gradient_terms(of, problem) -> int:
     """Products in the longest sum of one element of the gradient."""
     return problem.terms(of)
+
+
+def gradient_answers(of, g, x, w, problem):
+    """torch's gradient, the reference's, and the products of its longest sum, on the CPU: for ``verdict``."""
+    theirs, oracle = torchs_gradient(of, g, x, w, problem), references_gradient(of, g, x, w, problem)
+    return theirs, oracle, gradient_terms(of, problem)
+
+
+def check_gradient_configs(rung, problem, dtype, configs, layout="contiguous", place=lambda tensor: tensor):
+    """Each configuration computes the gradient on the CPU; ``place`` moves the operands with samples."""
+    assert configs
+    g, x, w = gradient_operands(problem, dtype, layout=layout)
+    right = gradient_answers(rung.of, g, x, w, problem)
+    for config in configs:
+        assert verdict(computed_gradient(rung, place(g), place(x), w, problem, config), *right) is None, config

@@ -1,5 +1,6 @@
 """Parity: the small problems, the memory layouts, the oracle, and the verdict, for simulator, GPU and mutant tests."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ import torch
 import reference
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import accuracy
+from numba_tconv.torch_api import torchs
+
+from .fences import Fenced
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # TF32's cost in norm and in the largest element, from rounding both operands to 11 bits. Few elements may all be moved
@@ -125,6 +129,13 @@ def poisoned(problem, dtype, device="cpu"):
     return torch.full((p.batch, p.out_channels, p.out_length), math.nan, dtype=dtype, device=device)
 
 
+def computed(rung, x, w, bias, problem, config=None, precision=None):
+    """The rung's output, in memory full of NaN."""
+    y = poisoned(problem, x.dtype, x.device)
+    rung.run(x, w, bias, y, problem, config, precision)
+    return y
+
+
 def parameters(problem):
     p = problem
     return {
@@ -144,6 +155,53 @@ def terms(problem) -> int:
 def scatter(x, w, bias, problem):
     arrays = (None if t is None else t.double().numpy() for t in (x, w, bias))
     return torch.from_numpy(reference.conv_transpose1d(*arrays, **parameters(problem)))
+
+
+def answers(x, w, bias, problem):
+    """torch's result and the reference's, on the CPU: for ``verdict``."""
+    return torchs.forward(x, w, bias, **parameters(problem)), scatter(x, w, bias, problem)
+
+
+def check_configs(rung, problem, dtype, configs, layout="contiguous", place=lambda x: x):
+    """Each configuration of the rung computes the problem on the CPU; ``place`` moves the input."""
+    assert configs
+    x, w, bias = operands(problem, dtype, layout=layout)
+    right = answers(x, w, bias, problem)
+    for config in configs:
+        assert verdict(computed(rung, place(x), w, bias, problem, config), *right) is None, config
+
+
+def shifted(tensor, by):
+    """A copy that begins ``by`` elements after a multiple of 16 bytes."""
+    return torch.cat([tensor.new_zeros(by), tensor.flatten()])[by:].view(tensor.shape)
+
+
+def check_places(rung, problem, dtype, configs, places, layout="contiguous"):
+    """As ``check_configs``, of an input and an output that begin so many elements after a multiple of 16 bytes."""
+    x, w, bias = operands(problem, dtype, layout=layout)
+    right = answers(x, w, bias, problem)
+    for config in configs:
+        for x_place, y_place in places:
+            y = Fenced(poisoned(problem, dtype), y_place)
+            rung.run(shifted(x, x_place) if x_place else x, w, bias, y.tensor, problem, config)
+            assert verdict(y.tensor, *right, terms(problem)) is None, (config, x_place, y_place)
+            assert y.is_fence_whole()
+
+
+def check_nan(rung, problem, dtype, configs, place):
+    """A NaN at ``place`` of the input reaches only the outputs that the definition sends it to."""
+    x, w, bias = operands(problem, dtype)
+    x[place] = math.nan
+    oracle = scatter(x, w, bias, problem)
+    for config in configs:
+        assert torch.equal(computed(rung, x, w, bias, problem, config).isnan(), oracle.isnan()), (config, place)
+
+
+def misstated(problem, **wrong):
+    """The problem with some of its values changed and its output length kept."""
+    changed = copy.copy(problem)
+    changed.__dict__.update(out_length=problem.out_length, **wrong)
+    return changed
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from numba_tconv.lab.measure.directions import Operands
 from numba_tconv.runtime.device import current_device
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import torchs
-from tests.parity import operands, parameters, poisoned, terms, verdict
+from tests.fences import Fenced
+from tests.gradient_parity import computed_gradient, gradient_operands, gradient_terms, torchs_gradient
+from tests.parity import computed, operands, parameters, poisoned, terms, verdict
 
 
 def _problem(batch, channels, kernel_size, length, **parameters):
@@ -90,14 +92,55 @@ def rounding_of(result, operands, problem, precision):
     return functools.partial(accuracy.rounding, result, operands, problem, precision)
 
 
-def check(rung, problem, dtype, precision, layout="contiguous", configs=(None,)):
-    """Skip what the rung cannot do; else compare it with torch, on an output full of NaN."""
+def check(rung, problem, dtype, precision, layout="contiguous", configs=(None,), place=lambda x: x):
+    """Skip what the rung cannot do; else compare it with torch, on an output full of NaN. ``place`` moves the input."""
     able(rung, problem, dtype, precision)
     x, w, bias = operands(problem, dtype, "cuda", layout)
     torchs, oracle = expected(x, w, bias, problem, precision)
     for config in configs:
-        y = poisoned(problem, dtype, "cuda")
-        rung.run(x, w, bias, y, problem, config, precision)
+        y = computed(rung, place(x), w, bias, problem, config, precision)
         rounding = rounding_of("forward", Operands(x, w, bias), problem, precision)
         if wrong := verdict(y, torchs, oracle, terms(problem), precision, rounding):
             pytest.fail(f"{rung.name}, {precision}, {layout}, {problem}, {config}: {wrong}")
+
+
+def check_beside_loud(y, x, w, problem):
+    """tf32x3 loses at most 2^-38 of the loudest signal; return the errors, and the sums of products' magnitudes."""
+    magnitudes, loudest = (
+        torch.conv_transpose1d(signal.double(), w.double().abs(), **parameters(problem))
+        for signal in (x.abs(), torch.full_like(x, x.abs().max()))
+    )
+    errors = (y.double() - in_float64(x, w, None, problem)).abs()
+    assert (errors <= 2.0**-19 * magnitudes + 2.0**-38 * loudest).all()
+    return errors, magnitudes
+
+
+def check_places(rung, problem, dtype, precision, offsets, config=None):
+    """Outputs that begin so many elements after a multiple of 512 bytes; the memory around them stays as it was."""
+    able(rung, problem, dtype, precision)
+    x, w, bias = operands(problem, dtype, "cuda")
+    torchs, oracle = expected(x, w, bias, problem, precision)
+    for offset in offsets:
+        y = Fenced(poisoned(problem, dtype, "cuda"), offset)
+        rung.run(x, w, bias, y.tensor, problem, config, precision)
+        assert verdict(y.tensor, torchs, oracle, terms(problem), precision) is None, offset
+        assert y.is_fence_whole(), offset
+
+
+def expected_gradient(of, g, x, w, problem, precision="ieee"):
+    """torch's gradient, with TF32 allowed if ``precision`` is "tf32", and the oracle, on the operands' device."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision == "tf32"):
+        torchs = torchs_gradient(of, g, x, w, problem)
+    return torchs, torchs_gradient(of, g.double(), x.double(), w.double(), problem)
+
+
+def check_gradient(rung, problem, dtype, precision, layout="contiguous", configs=(None,), place=lambda tensor: tensor):
+    """As ``check``; ``place`` moves the operands with samples."""
+    able(rung, problem, dtype, precision)
+    g, x, w = gradient_operands(problem, dtype, "cuda", layout)
+    torchs, oracle = expected_gradient(rung.of, g, x, w, problem, precision)
+    for config in configs:
+        result = computed_gradient(rung, place(g), place(x), w, problem, config, precision)
+        rounding = rounding_of(rung.of, Operands(x, w, None, g), problem, precision)
+        wrong = verdict(result, torchs, oracle, gradient_terms(rung.of, problem), precision, rounding)
+        assert wrong is None, (problem, config, wrong)

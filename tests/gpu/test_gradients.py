@@ -14,31 +14,27 @@ from numba_tconv.gradients import planes
 from numba_tconv.gradients.weight.wgmma import epilogue as grad_weight_direct
 from numba_tconv.gradients.weight.wgmma.choose import candidates
 from numba_tconv.kernels.common.tensor_map import rows_alike
-from numba_tconv.lab.measure.directions import Operands
-from numba_tconv.runtime.device import current_device
 from numba_tconv.selection.gradient import EXACT, GRADIENTS, grad_bias, grad_input, grad_weight
 from tests.gradient_parity import (
     OF,
     ON_CUDA_CORES,
     ON_TENSOR_CORES,
+    computed_gradient,
     gradient_operands,
     gradient_terms,
-    inputs_of,
-    poisoned_gradient,
-    torchs_gradient,
 )
 from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, parameters, verdict
 
-from .common import FEW, LARGE, arithmetic, rounding_of
+from .common import FEW, LARGE, able, arithmetic, tensor_arithmetic
+from .common import check_gradient as check
+from .common import expected_gradient as expected
 
 pytestmark = pytest.mark.gpu
 gradients = pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 tensor_cores = pytest.mark.parametrize("rung", ON_TENSOR_CORES.values(), ids=ON_TENSOR_CORES)
-precisions = pytest.mark.parametrize(
-    ("dtype", "precision"),
-    [(torch.float32, "tf32"), (torch.float32, "tf32x3"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")],
-    ids=["tf32", "tf32x3", "fp16", "bf16"],
+tf32_and_bf16 = pytest.mark.parametrize(
+    ("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str
 )
 OURS = [(torch.float64, "fp64"), (torch.float32, "ieee"), (torch.float32, "tf32x3")]
 ours = pytest.mark.parametrize(("dtype", "precision"), OURS, ids=[precision for _, precision in OURS])
@@ -51,60 +47,25 @@ LONG = {
 }
 
 
-def expected(of, g, x, w, problem, precision="ieee"):
-    """torch's gradient, with TF32 allowed if ``precision`` is "tf32", and the oracle, on the operands' device."""
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision == "tf32"):
-        torchs = torchs_gradient(of, g, x, w, problem)
-    return torchs, torchs_gradient(of, g.double(), x.double(), w.double(), problem)
-
-
-def check(rung, problem, dtype, layout="contiguous", configs=(None,), place=lambda tensor: tensor, precision=None):
-    precision = precision or EXACT[dtype]
-    if reason := rung.refusal(problem, dtype, precision, current_device()):
-        pytest.skip(f"{rung.name}: {reason}")
-    g, x, w = gradient_operands(problem, dtype, "cuda", layout)
-    torchs, oracle = expected(rung.of, g, x, w, problem, precision)
-    for config in configs:
-        result = poisoned_gradient(rung.of, problem, dtype, "cuda")
-        rung.run(*inputs_of(rung.of, place(g), place(x), w), result, problem, config, precision)
-        rounding = rounding_of(rung.of, Operands(x, w, None, g), problem, precision)
-        wrong = verdict(result, torchs, oracle, gradient_terms(rung.of, problem), precision, rounding)
-        assert wrong is None, (config, wrong)
-
-
 @gradients
-@dtypes
+@arithmetic
 @pytest.mark.parametrize("reason", SMALL)
-def test_small_problems(rung, dtype, reason):
-    check(rung, SMALL[reason], dtype)
+def test_small_problems(rung, dtype, precision, reason):
+    check(rung, SMALL[reason], dtype, precision)
 
 
 @pytest.mark.parametrize("rung", ON_CUDA_CORES.values(), ids=ON_CUDA_CORES)
 @dtypes
 @pytest.mark.parametrize("reason", ["positions past one tile, strided", "groups, unequal channels"])
 def test_tiny_tiles(rung, dtype, reason):
-    check(rung, SMALL[reason], dtype, configs=rung.tiny_configs(SMALL[reason], dtype))
+    check(rung, SMALL[reason], dtype, EXACT[dtype], configs=rung.tiny_configs(SMALL[reason], dtype))
 
 
 @gradients
-@dtypes
+@arithmetic
 @pytest.mark.parametrize("reason", LARGE)
-def test_large_problems(rung, dtype, reason):
-    check(rung, LARGE[reason], dtype)
-
-
-@tensor_cores
-@precisions
-@pytest.mark.parametrize("reason", SMALL)
-def test_small_problems_on_tensor_cores(rung, dtype, precision, reason):
-    check(rung, SMALL[reason], dtype, precision=precision)
-
-
-@tensor_cores
-@precisions
-@pytest.mark.parametrize("reason", LARGE)
-def test_large_problems_on_tensor_cores(rung, dtype, precision, reason):
-    check(rung, LARGE[reason], dtype, precision=precision)
+def test_large_problems(rung, dtype, precision, reason):
+    check(rung, LARGE[reason], dtype, precision)
 
 
 # Lengths around a stage's positions (32, or 64 in 16 bits) and a tile's (128, 256).
@@ -112,13 +73,13 @@ SEAMS = [1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513]
 
 
 @tensor_cores
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+@tf32_and_bf16
 @pytest.mark.parametrize("stride", [1, 2, 5, 8])
 def test_seams_on_tensor_cores(rung, dtype, precision, stride):
     for length in SEAMS:
         for padding in (0, 1, stride // 2):
             problem = Problem(3, 40, 24, 2 * stride, length, stride=stride, padding=min(padding, length * stride // 2))
-            check(rung, problem, dtype, precision=precision)
+            check(rung, problem, dtype, precision)
 
 
 # For grad_input_wgmma: stages that run on through the channels; rows of grad_output that begin differently, whose
@@ -138,7 +99,7 @@ THROUGH = {
 }
 
 
-@precisions
+@tensor_arithmetic
 @pytest.mark.parametrize("reason", THROUGH)
 @pytest.mark.parametrize("padding", [0, None])
 def test_stages_that_run_through(dtype, precision, reason, padding):
@@ -147,15 +108,15 @@ def test_stages_that_run_through(dtype, precision, reason, padding):
     for more in range(4):
         p = replace(problem, length=problem.length + more)
         p = p if padding is None else replace(p, padding=0)
-        check(GRADIENTS["grad_input_wgmma"], p, dtype, precision=precision)
+        check(GRADIENTS["grad_input_wgmma"], p, dtype, precision)
 
 
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+@tf32_and_bf16
 def test_parts_are_bitwise_reproducible(dtype, precision):
     reproducible(GRADIENTS["grad_input_wgmma"], THROUGH["few tiles, in parts"], dtype, precision)
 
 
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+@tf32_and_bf16
 def test_rows_of_a_view_have_junk_between_them(dtype, precision):
     """NaN lies around the rows, and must not reach a sum."""
     problem, rung = Problem(2, 64, 32, 11, 301, stride=5, padding=7), GRADIENTS["grad_input_wgmma"]
@@ -169,22 +130,14 @@ def test_rows_of_a_view_have_junk_between_them(dtype, precision):
             around[:, :, :length] = tensor
             return around[:, :, :length]
 
-        check(rung, problem, dtype, place=among_nan, precision=precision)
+        check(rung, problem, dtype, precision, place=among_nan)
 
 
 @tensor_cores
-@precisions
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
-@pytest.mark.parametrize("reason", FEW)
-def test_layouts_on_tensor_cores(rung, dtype, precision, layout, reason):
-    check(rung, LARGE[reason], dtype, layout, precision=precision)
-
-
-@tensor_cores
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+@tf32_and_bf16
 @pytest.mark.parametrize("reason", LONG)
 def test_long_sums_on_tensor_cores(rung, dtype, precision, reason):
-    check(rung, LONG[reason], dtype, precision=precision)
+    check(rung, LONG[reason], dtype, precision)
 
 
 # Tiles that end at the last channels and outputs, and within them; groups; a stage and a half of positions.
@@ -196,7 +149,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+@tf32_and_bf16
 @pytest.mark.parametrize("reason", WHOLE)
 def test_whole_sums_are_stored_as_the_gradient(dtype, precision, reason):
     problem, rung = WHOLE[reason], GRADIENTS["grad_weight_wgmma"]
@@ -205,7 +158,7 @@ def test_whole_sums_are_stored_as_the_gradient(dtype, precision, reason):
     suiting = {tile.blocks: tile for tile in tiles if grad_weight_direct.suits(problem, tile)}
     assert set(suiting) == {1, 2}
     configs = [(None, replace(tile, direct=True)) for tile in suiting.values()]
-    check(rung, problem, dtype, configs=configs, precision=precision)
+    check(rung, problem, dtype, precision, configs=configs)
 
 
 PLANES = {
@@ -214,7 +167,7 @@ PLANES = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+@tf32_and_bf16
 @pytest.mark.parametrize("reason", PLANES)
 def test_whole_sums_of_planes_are_stored_as_the_gradient(dtype, precision, reason):
     problem, rung = PLANES[reason], GRADIENTS["grad_weight_wgmma"]
@@ -223,54 +176,43 @@ def test_whole_sums_of_planes_are_stored_as_the_gradient(dtype, precision, reaso
     suiting = {tile.blocks: tile for tile in tiles if grad_weight_direct.planes_suit(problem, tile, apart.phases)}
     configs = [(apart, replace(tile, direct=True, plane_phases=apart.phases)) for tile in suiting.values()]
     assert configs
-    check(rung, problem, dtype, configs=configs, precision=precision)
-
-
-@tensor_cores
-@precisions
-@pytest.mark.parametrize("reason", FEW)
-def test_bitwise_reproducible_on_tensor_cores(rung, dtype, precision, reason):
-    reproducible(rung, LARGE[reason], dtype, precision)
+    check(rung, problem, dtype, precision, configs=configs)
 
 
 @gradients
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("reason", LONG)
 def test_long_sums(rung, dtype, reason):
-    check(rung, LONG[reason], dtype)
+    check(rung, LONG[reason], dtype, EXACT[dtype])
 
 
 @gradients
-@dtypes
+@arithmetic
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
 @pytest.mark.parametrize("reason", FEW)
-def test_layouts(rung, dtype, layout, reason):
-    check(rung, LARGE[reason], dtype, layout)
+def test_layouts(rung, dtype, precision, layout, reason):
+    check(rung, LARGE[reason], dtype, precision, layout)
 
 
 @gradients
 @pytest.mark.parametrize("reason", ["HiFi-GAN's third layer", "depthwise, 512 groups"])
 def test_samples_far_apart(rung, reason):
-    check(rung, LARGE[reason], torch.float32, place=far_apart)
+    check(rung, LARGE[reason], torch.float32, EXACT[torch.float32], place=far_apart)
 
 
 def reproducible(rung, problem, dtype, precision):
-    if reason := rung.refusal(problem, dtype, precision, current_device()):
-        pytest.skip(f"{rung.name}: {reason}")
+    able(rung, problem, dtype, precision)
     g, x, w = gradient_operands(problem, dtype, "cuda")
-    first = poisoned_gradient(rung.of, problem, dtype, "cuda")
-    rung.run(*inputs_of(rung.of, g, x, w), first, problem, precision=precision)
+    first = computed_gradient(rung, g, x, w, problem, precision=precision)
     for _ in range(20):
-        again = poisoned_gradient(rung.of, problem, dtype, "cuda")
-        rung.run(*inputs_of(rung.of, g, x, w), again, problem, precision=precision)
-        assert torch.equal(first, again)
+        assert torch.equal(first, computed_gradient(rung, g, x, w, problem, precision=precision))
 
 
 @gradients
-@dtypes
+@arithmetic
 @pytest.mark.parametrize("reason", FEW)
-def test_bitwise_reproducible(rung, dtype, reason):
-    reproducible(rung, LARGE[reason], dtype, EXACT[dtype])
+def test_bitwise_reproducible(rung, dtype, precision, reason):
+    reproducible(rung, LARGE[reason], dtype, precision)
 
 
 @dtypes

@@ -8,7 +8,7 @@ from numba_tconv.kernels.common.packed_weights import FrozenWeights
 from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.selection.registry import RUNGS
-from tests.parity import operands, poisoned
+from tests.parity import computed, operands
 
 from .common import ARITHMETIC, able, check
 
@@ -38,9 +38,7 @@ def runner(rung, what, dtype, precision):
     able(RUNGS[rung], problem, dtype, precision)
 
     def run(x, w, bias):
-        y = poisoned(problem, dtype, "cuda")
-        RUNGS[rung].run(x, w, bias, y, problem, None, precision)
-        return y
+        return computed(RUNGS[rung], x, w, bias, problem, None, precision)
 
     return run, *operands(problem, dtype, "cuda")
 
@@ -95,11 +93,9 @@ def test_a_last_column_apart_follows_a_packing(candidates):
     able(RUNGS["k6_wgmma"], problem, torch.float32, "tf32")
     config = next(c for c in candidates(problem, "tf32") if c.tail)
     x, w, bias = operands(problem, torch.float32, "cuda")
-    outputs = []
-    for weights in (w, FrozenWeights(w).tensor, w):
-        y = poisoned(problem, torch.float32, "cuda")
-        RUNGS["k6_wgmma"].run(x, weights, bias, y, problem, config, "tf32")
-        outputs.append(y)
-    assert torch.equal(outputs[0], outputs[1])
-    assert torch.equal(outputs[0], outputs[2])
+    first, *others = (
+        computed(RUNGS["k6_wgmma"], x, weights, bias, problem, config, "tf32")
+        for weights in (w, FrozenWeights(w).tensor, w)
+    )
+    assert all(torch.equal(first, other) for other in others)
     check(RUNGS["k6_wgmma"], problem, torch.float32, "tf32", configs=[config])

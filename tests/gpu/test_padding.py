@@ -11,12 +11,10 @@ import torch
 import numba_tconv
 from numba_tconv.formula.padding import WORDS, ends_of, parts_of
 from numba_tconv.formula.problem import Problem
-from numba_tconv.lab.measure.directions import Operands
 from numba_tconv.selection.gradient import GRADIENTS
-from tests.gradient_parity import gradient_operands, gradient_terms, inputs_of, poisoned_gradient, torchs_gradient
 from tests.parity import operands, poisoned, terms, verdict
 
-from .common import ARITHMETIC, able, check, expected, rounding_of, rungs
+from .common import ARITHMETIC, check, check_gradient, expected, rungs
 
 pytestmark = pytest.mark.gpu
 gradients = pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
@@ -86,16 +84,7 @@ def test_every_rung(rung, dtype, precision, name):
 @few_layers
 def test_every_gradient(rung, dtype, precision, name):
     for problem in cropped(LAYERS[name]):
-        able(rung, problem, dtype, precision)
-        g, x, w = gradient_operands(problem, dtype, "cuda")
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision == "tf32"):
-            torchs = torchs_gradient(rung.of, g, x, w, problem)
-        oracle = torchs_gradient(rung.of, g.double(), x.double(), w.double(), problem)
-        result = poisoned_gradient(rung.of, problem, dtype, "cuda")
-        rung.run(*inputs_of(rung.of, g, x, w), result, problem, precision=precision)
-        rounding = rounding_of(rung.of, Operands(x, w, None, g), problem, precision)
-        wrong = verdict(result, torchs, oracle, gradient_terms(rung.of, problem), precision, rounding)
-        assert wrong is None, problem
+        check_gradient(rung, problem, dtype, precision)
 
 
 @arithmetic("ieee", "tf32", "bf16")

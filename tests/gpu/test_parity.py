@@ -12,7 +12,7 @@ import numba_tconv
 from numba_tconv.formula.problem import Problem
 from numba_tconv.runtime.device import current_device
 from numba_tconv.selection.registry import RUNGS
-from tests.parity import LAYOUTS, SMALL, far_apart, operands, parameters, poisoned, terms, verdict
+from tests.parity import LAYOUTS, SMALL, computed, far_apart, operands, parameters, poisoned, terms, verdict
 
 from .common import FEW, LARGE, TENSOR_CORES, able, arithmetic, check, expected, in_float64, rungs
 
@@ -76,9 +76,7 @@ def test_bitwise_reproducible(rung, dtype, precision, reason):
     problem = LARGE[reason]
     able(rung, problem, dtype, precision)
     x, w, bias = operands(problem, dtype, "cuda")
-    first, second = (poisoned(problem, dtype, "cuda") for _ in range(2))
-    rung.run(x, w, bias, first, problem, precision=precision)
-    rung.run(x, w, bias, second, problem, precision=precision)
+    first, second = (computed(rung, x, w, bias, problem, precision=precision) for _ in range(2))
     assert torch.equal(first, second)
 
 
@@ -94,9 +92,7 @@ def test_nan_and_infinity_go_where_the_definition_sends_them(rung, dtype, precis
     x[1, 0, 0] = x[1, -1, problem.length // 2] = x[1, 1, -1] = value
     # On the CPU torch scatters and multiplies no zeros.
     oracle = in_float64(*(None if t is None else t.cpu() for t in (x, w, bias)), problem)
-    y = poisoned(problem, dtype, "cuda")
-    rung.run(x, w, bias, y, problem, precision=precision)
-    y = y.cpu()
+    y = computed(rung, x, w, bias, problem, precision=precision).cpu()
     if rung in TENSOR_CORES:
         assert not y[~oracle.isfinite()].isfinite().any()
         assert y[0].isfinite().all()
@@ -116,9 +112,7 @@ def test_a_weight_that_is_not_finite_reaches_every_output_it_has(rung, dtype, pr
     x, w, bias = operands(problem, dtype, "cuda")
     w[0, 0, 0] = w[-1, -1, -1] = float("nan")
     oracle = in_float64(*(None if t is None else t.cpu() for t in (x, w, bias)), problem)
-    y = poisoned(problem, dtype, "cuda")
-    rung.run(x, w, bias, y, problem, precision=precision)
-    reached, nan = oracle.isnan(), y.cpu().isnan()
+    reached, nan = oracle.isnan(), computed(rung, x, w, bias, problem, precision=precision).cpu().isnan()
     assert nan[reached].all()
     if rung.name in ("k1_gather", "k2_polyphase"):  # they read nothing beyond the ends
         assert torch.equal(nan, reached)
@@ -133,24 +127,12 @@ def test_a_weight_that_is_not_finite_reaches_every_output_it_has(rung, dtype, pr
 @float32
 @pytest.mark.parametrize("reason", ["HiFi-GAN's third layer", "depthwise, 512 groups"])
 def test_samples_far_apart(rung, precision, reason):
-    problem = LARGE[reason]
-    able(rung, problem, torch.float32, precision)
-    x, w, bias = operands(problem, torch.float32, "cuda")
-    torchs, oracle = expected(x, w, bias, problem, precision)
-    y = poisoned(problem, torch.float32, "cuda")
-    rung.run(far_apart(x), w, bias, y, problem, precision=precision)
-    assert verdict(y, torchs, oracle, terms(problem), precision) is None
+    check(rung, LARGE[reason], torch.float32, precision, place=far_apart)
 
 
 @pytest.mark.parametrize("rung", [RUNGS["k4_register_tile"], RUNGS["k5_dmma"]], ids=lambda rung: rung.name)
 def test_samples_far_apart_in_float64(rung):
-    problem = LARGE["HiFi-GAN's third layer"]
-    able(rung, problem, torch.float64, "fp64")
-    x, w, bias = operands(problem, torch.float64, "cuda")
-    torchs, oracle = expected(x, w, bias, problem, "fp64")
-    y = poisoned(problem, torch.float64, "cuda")
-    rung.run(far_apart(x), w, bias, y, problem, precision="fp64")
-    assert verdict(y, torchs, oracle, terms(problem), "fp64") is None
+    check(rung, LARGE["HiFi-GAN's third layer"], torch.float64, "fp64", place=far_apart)
 
 
 @rungs
@@ -159,8 +141,7 @@ def test_more_than_2_to_the_31_outputs(rung, precision, much_memory):
     problem = Problem(2, 1, 2, 2, 2**28 + 3, stride=2)
     able(rung, problem, torch.float32, precision)
     x, w, bias = operands(problem, torch.float32, "cuda")
-    y = poisoned(problem, torch.float32, "cuda")
-    rung.run(x, w, bias, y, problem, precision=precision)
+    y = computed(rung, x, w, bias, problem, precision=precision)
     assert y.numel() > 2**31
     # K = stride and no padding: an output depends on one input, and each end on its own.
     for ours, end in ((y[..., :2000], x[..., :1000]), (y[..., -2000:], x[..., -1000:])):

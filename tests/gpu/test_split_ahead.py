@@ -8,9 +8,9 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma.choose import choose
 from numba_tconv.selection.registry import RUNGS
-from tests.parity import operands, parameters, poisoned, terms, verdict
+from tests.parity import computed, operands, terms, verdict
 
-from .common import able, expected
+from .common import able, check_beside_loud, expected
 
 pytestmark = pytest.mark.gpu
 
@@ -37,9 +37,7 @@ def problem_of(reason):
 
 
 def output(x, w, problem):
-    y = poisoned(problem, DTYPE, "cuda")
-    K6.run(x, w, None, y, problem, precision=PRECISION)
-    return y
+    return computed(K6, x, w, None, problem, precision=PRECISION)
 
 
 @reasons
@@ -63,12 +61,7 @@ def test_samples_of_other_sizes(reason, smaller):
     problem = problem_of(reason)
     x, w, _ = operands(problem, DTYPE, "cuda")
     x[1::2] *= smaller
-    y, exact = output(x, w, problem).double(), expected(x, w, None, problem)[1]
-    magnitudes = torch.conv_transpose1d(x.double().abs(), w.double().abs(), **parameters(problem))
-    loudest = torch.conv_transpose1d(
-        torch.full_like(x, x.abs().max()).double(), w.double().abs(), **parameters(problem)
-    )
-    assert ((y - exact).abs() <= 2.0**-19 * magnitudes + 2.0**-38 * loudest).all()
+    check_beside_loud(output(x, w, problem), x, w, problem)
 
 
 @reasons

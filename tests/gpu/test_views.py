@@ -12,7 +12,7 @@ from numba_tconv.selection.registry import RUNGS
 from tests.exact import RANGES, exact_operands
 from tests.fences import VIEWS, fenced
 from tests.gradient_parity import gradient_operands, inputs_of, poisoned_gradient
-from tests.parity import SMALL, operands, parameters, poisoned
+from tests.parity import SMALL, computed, operands, parameters, poisoned
 
 from .common import FEW, LARGE, TENSOR_CORES, able, arithmetic, in_float64, rungs
 
@@ -69,9 +69,7 @@ def test_the_ends_of_a_range(rung, name, reason):
         pytest.skip(f"{rung.name} multiplies on tensor cores")
     x, w, bias, exact = exact_operands(problem, name)
     there = (None if t is None else t.cuda() for t in (x, w, bias))
-    y = poisoned(problem, dtype, "cuda")
-    rung.run(*there, y, problem, precision=precision)
-    assert torch.equal(y.cpu(), exact)
+    assert torch.equal(computed(rung, *there, problem, precision=precision).cpu(), exact)
 
 
 @pytest.mark.parametrize("variant", [None, *RUNGS])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from numba_tconv.kernels.common import packed_weights
+from numba_tconv.kernels.common import packed_weights, split_sums
 from numba_tconv.kernels.k4_register_tile import pack as k4_pack
 from tests.few_blocks import few_blocks_are_enough, few_threads
 
@@ -15,6 +15,6 @@ def several_passes():
 
 @pytest.fixture(autouse=True, scope="session")
 def tiny_stages():
-    """Tiny tiles have stages of few weights, each of which a block packs."""
-    with few_threads(k4_pack, 32, packed_weights._made):
+    """Tiny tiles have stages of few weights, each of which a block packs, and few partial sums."""
+    with few_threads(k4_pack, 32, packed_weights._made), few_threads(split_sums, 8):
         yield

@@ -3,8 +3,6 @@
 The forward pass in registers, and gradients whose runs of grad_output begin alike, for each stride.
 """
 
-import math
-
 import pytest
 import torch
 
@@ -14,15 +12,8 @@ from numba_tconv.kernels.depthwise.rows import MOST_TAPS
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
-from tests.gradient_parity import (
-    gradient_operands,
-    gradient_terms,
-    inputs_of,
-    poisoned_gradient,
-    references_gradient,
-    torchs_gradient,
-)
-from tests.parity import operands, parameters, poisoned, scatter, verdict
+from tests.gradient_parity import computed_gradient, gradient_answers, gradient_operands
+from tests.parity import check_nan, check_places, shifted, verdict
 from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
@@ -45,25 +36,10 @@ problems = pytest.mark.parametrize("reason", PROBLEMS)
 FEW = ["stride 2, six taps a phase", "stride 16, vectors within a column and across two"]
 
 
-def shifted(tensor, by):
-    """A copy that begins ``by`` elements after a multiple of 16 bytes."""
-    return torch.cat([tensor.new_zeros(by), tensor.flatten()])[by:].view(tensor.shape)
-
-
 def check_forward(problem, dtype, places, layout="contiguous"):
-    x, w, bias = operands(problem, dtype, layout=layout)
-    oracle, torchs = scatter(x, w, bias, problem), torch.conv_transpose1d(x, w, bias, **parameters(problem))
     configs = depthwise_direct.tiny(problem, dtype)
     assert {config.runs for config in configs} == {1, 2}
-    for config in configs:
-        for x_place, y_place in places:
-            y = poisoned(problem, dtype)
-            around = y.new_full((y.numel() + 16,), math.nan)
-            inner = around[y_place : y_place + y.numel()].view(y.shape)
-            RUNGS["depthwise"].run(shifted(x, x_place) if x_place else x, w, bias, inner, problem, config)
-            assert verdict(inner, torchs, oracle) is None, (config, x_place, y_place)
-            assert around[:y_place].isnan().all()
-            assert around[y_place + y.numel() :].isnan().all()
+    check_places(RUNGS["depthwise"], problem, dtype, configs, places, layout)
 
 
 @problems
@@ -87,16 +63,9 @@ def test_forward_however_elements_lie(layout):
 
 
 def test_what_is_not_a_tap_s_input_is_not_multiplied():
-    """A NaN reaches only the outputs that the definition sends it to."""
-    problem = PROBLEMS[FEW[0]]
+    problem, dtype = PROBLEMS[FEW[0]], torch.bfloat16
     for place in range(1, problem.length, 30):
-        x, w, bias = operands(problem, torch.bfloat16)
-        x[1, 1, place] = math.nan
-        oracle = scatter(x, w, bias, problem)
-        for config in depthwise_direct.tiny(problem, torch.bfloat16):
-            y = poisoned(problem, torch.bfloat16)
-            RUNGS["depthwise"].run(x, w, bias, y, problem, config)
-            assert torch.equal(y.isnan(), oracle.isnan()), (config, place)
+        check_nan(RUNGS["depthwise"], problem, dtype, depthwise_direct.tiny(problem, dtype), (1, 1, place))
 
 
 @pytest.mark.parametrize("reason", [reason for reason, p in PROBLEMS.items() if p.kernel_size <= MOST_TAPS])
@@ -104,11 +73,9 @@ def test_what_is_not_a_tap_s_input_is_not_multiplied():
 def test_gradients(name, reason):
     problem, dtype, rung = PROBLEMS[reason], torch.bfloat16, GRADIENTS[name]
     g, x, w = gradient_operands(problem, dtype)
-    oracle, torchs = references_gradient(rung.of, g, x, w, problem), torchs_gradient(rung.of, g, x, w, problem)
+    right = gradient_answers(rung.of, g, x, w, problem)
     for config in rung.tiny_configs(problem, dtype):
         assert config.in_place
         for g_place, x_place in ((0, 0), (3, 5)):
-            result = poisoned_gradient(rung.of, problem, dtype)
-            inputs = inputs_of(rung.of, shifted(g, g_place), shifted(x, x_place), w)
-            rung.run(*inputs, result, problem, config)
-            assert verdict(result, torchs, oracle, gradient_terms(rung.of, problem)) is None, (config, g_place)
+            result = computed_gradient(rung, shifted(g, g_place), shifted(x, x_place), w, problem, config)
+            assert verdict(result, *right) is None, (config, g_place)

@@ -1,7 +1,6 @@
 """The depthwise form for long filters: blocks within a row and at its ends, wherever rows begin."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.depthwise import long_tile as depthwise_long_config
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
-from tests.parity import DTYPES, operands, parameters, poisoned, scatter, terms, verdict
+from tests.parity import DTYPES, check_nan, check_places
 from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
@@ -30,25 +29,10 @@ PROBLEMS = {
 FEW = ["synthesis of bands", "rows of odd lengths, several channels"]
 
 
-def shifted(tensor, by):
-    """A copy that begins ``by`` elements after a multiple of 16 bytes."""
-    return torch.cat([tensor.new_zeros(by), tensor.flatten()])[by:].view(tensor.shape)
-
-
 def check(problem, dtype, places, layout="contiguous"):
-    x, w, bias = operands(problem, dtype, layout=layout)
-    oracle, torchs = scatter(x, w, bias, problem), torch.conv_transpose1d(x, w, bias, **parameters(problem))
     configs = depthwise_long_config.tiny(problem, dtype)
     assert {config.apart for config in configs} == {False, True}
-    for config in configs:
-        for x_place, y_place in places:
-            y = poisoned(problem, dtype)
-            around = y.new_full((y.numel() + 16,), math.nan)
-            inner = around[y_place : y_place + y.numel()].view(y.shape)
-            RUNGS["depthwise"].run(shifted(x, x_place) if x_place else x, w, bias, inner, problem, config)
-            assert verdict(inner, torchs, oracle, terms(problem)) is None, (config, x_place, y_place)
-            assert around[:y_place].isnan().all()
-            assert around[y_place + y.numel() :].isnan().all()
+    check_places(RUNGS["depthwise"], problem, dtype, configs, places, layout)
 
 
 def test_parts_of_sums_are_of_chunks_and_of_channels():
@@ -83,13 +67,6 @@ def test_however_elements_lie(layout, dtype):
 @pytest.mark.parametrize("dtype", thorough([torch.float32, torch.bfloat16], always=[torch.float32]), ids=str)
 @pytest.mark.parametrize("reason", ["rows of odd lengths, several channels", "phases without taps"])
 def test_what_is_not_a_tap_s_input_is_not_multiplied(reason, dtype):
-    """A NaN reaches only the outputs that the definition sends it to."""
     problem = PROBLEMS[reason]
     for place in range(1, problem.length, 13):
-        x, w, bias = operands(problem, dtype)
-        x[-1, 1, place] = math.nan
-        oracle = scatter(x, w, bias, problem)
-        for config in depthwise_long_config.tiny(problem, dtype):
-            y = poisoned(problem, dtype)
-            RUNGS["depthwise"].run(x, w, bias, y, problem, config)
-            assert torch.equal(y.isnan(), oracle.isnan()), (config, place)
+        check_nan(RUNGS["depthwise"], problem, dtype, depthwise_long_config.tiny(problem, dtype), (-1, 1, place))

@@ -10,7 +10,7 @@ from numba_tconv.gradients.input.parts import split
 from numba_tconv.gradients.input.tile import kernel as grad_input_tile
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.gradient import GRADIENTS
-from tests.gradient_parity import gradient_operands, poisoned_gradient, torchs_gradient
+from tests.gradient_parity import computed_gradient, gradient_operands, torchs_gradient
 from tests.parity import SMALL
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
@@ -50,8 +50,7 @@ def test_each_thread_waits_before_it_copies_weights(reason, early, events):
     for tiny in rung.tiny_configs(problem, F32):
         config, part = replace(tiny, early_launch=early), split(problem, tiny.splits)
         events.clear()
-        result = poisoned_gradient(rung.of, problem, F32)
-        rung.run(g, w, result, problem, config)
+        result = computed_gradient(rung, g, x, w, problem, config)
         assert torch.allclose(result, torchs_gradient(rung.of, g, x, w, problem), atol=1e-4), config
         every = [event for of_thread in events.values() for event in of_thread]
         assert "copy" in every

@@ -21,13 +21,12 @@ from tests.gradient_parity import (
     OF,
     ON_CUDA_CORES,
     as_on_a_gpu,
+    check_gradient_configs,
+    gradient_answers,
     gradient_operands,
-    gradient_terms,
-    inputs_of,
     operator_arguments,
     poisoned_gradient,
     references_gradient,
-    torchs_gradient,
 )
 from tests.parity import CROPPED, DTYPES, LAYOUTS, SMALL, far_apart, verdict
 from tests.thorough import thorough
@@ -51,16 +50,8 @@ def few_multiprocessors(monkeypatch):
 
 
 def check(rung, problem, dtype, layout="contiguous", place=lambda tensor: tensor):
-    """Every tiny configuration computes the gradient; ``place`` moves the operands with samples."""
-    g, x, w = gradient_operands(problem, dtype, layout=layout)
-    oracle = references_gradient(rung.of, g, x, w, problem)
-    torchs = torchs_gradient(rung.of, g, x, w, problem)
-    configs = rung.tiny_configs(problem, dtype)
-    assert configs
-    for config in configs:
-        result = poisoned_gradient(rung.of, problem, dtype)
-        rung.run(*inputs_of(rung.of, place(g), place(x), w), result, problem, config)
-        assert verdict(result, torchs, oracle, gradient_terms(rung.of, problem)) is None, config
+    """Every tiny configuration computes the gradient."""
+    check_gradient_configs(rung, problem, dtype, rung.tiny_configs(problem, dtype), layout, place)
 
 
 @gradients
@@ -195,8 +186,7 @@ def test_the_configurations_that_are_chosen(layout):
         "grad_bias": grad_bias(g, problem),
     }
     for of, result in results.items():
-        oracle = references_gradient(of, g, x, w, problem)
-        assert verdict(result, torchs_gradient(of, g, x, w, problem), oracle) is None, of
+        assert verdict(result, *gradient_answers(of, g, x, w, problem)) is None, of
 
 
 def test_the_threads_of_joined_blocks():
@@ -204,11 +194,7 @@ def test_the_threads_of_joined_blocks():
     problem = Problem(1, 126, 3, 4, 9, stride=2, padding=1)
     sizes = JOINED._asdict() | dict(block_m=128, block_n=32, partial=1)
     config = grad_input_config.make(problem, torch.float32, 2, **sizes)
-    g, x, w = gradient_operands(problem, torch.float32)
-    oracle = references_gradient("grad_input", g, x, w, problem)
-    result = poisoned_gradient("grad_input", problem, torch.float32)
-    GRADIENTS["grad_input_tile"].run(g, w, result, problem, config)
-    assert verdict(result, torchs_gradient("grad_input", g, x, w, problem), oracle) is None
+    check_gradient_configs(GRADIENTS["grad_input_tile"], problem, torch.float32, [config])
 
 
 def test_tiles_that_are_no_powers_of_two():
@@ -217,11 +203,7 @@ def test_tiles_that_are_no_powers_of_two():
     sizes = dict(block_m=96, block_n=96, thread_m=12, thread_n=12, lanes_m=4, min_blocks=1, partial=1, splits=2)
     config = grad_input_config.make(split(problem, 2), torch.float32, 2, **sizes)
     assert config.block_n % config.threads
-    g, x, w = gradient_operands(problem, torch.float32)
-    oracle = references_gradient("grad_input", g, x, w, problem)
-    result = poisoned_gradient("grad_input", problem, torch.float32)
-    GRADIENTS["grad_input_tile"].run(g, w, result, problem, config)
-    assert verdict(result, torchs_gradient("grad_input", g, x, w, problem), oracle) is None
+    check_gradient_configs(GRADIENTS["grad_input_tile"], problem, torch.float32, [config])
 
 
 @pytest.mark.parametrize("of", OF)
@@ -229,9 +211,8 @@ def test_tiles_that_are_no_powers_of_two():
 def test_the_operators_of_the_backward_pass(of, reason):
     problem = SMALL[reason]
     g, x, w = gradient_operands(problem, torch.float32)
-    oracle = references_gradient(of, g, x, w, problem)
     result = as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w))
-    assert verdict(result, torchs_gradient(of, g, x, w, problem), oracle) is None
+    assert verdict(result, *gradient_answers(of, g, x, w, problem)) is None
 
 
 def test_what_cannot_be_computed_is_refused():

@@ -1,4 +1,4 @@
-"""k4's thread tiles for few blocks, of one to three warps, in the CUDA simulator."""
+"""k4 with few blocks, in the CUDA simulator: thread tiles of one to three warps, and split-K."""
 
 from dataclasses import replace
 
@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.split_sums import split
 from numba_tconv.kernels.k4_register_tile import choose as k4_choose
-from numba_tconv.kernels.k4_register_tile.tile import make
+from numba_tconv.kernels.k4_register_tile.tile import make, tiny
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
-from tests.few_blocks import few_threads
-from tests.parity import operands, parameters, poisoned, scatter, verdict
+from tests.parity import check_configs
 from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
@@ -38,10 +36,9 @@ SHAPES = [
 APART = dict(thread_m=4, thread_n=8, lanes_m=4, block_m=48, block_n=64, partial=1, apart=True)
 
 
-@pytest.fixture(autouse=True)
-def tiny_blocks():
-    with few_threads(split_sums, 8):
-        yield
+def check(problem, splits, configs):
+    configs = [replace(config, splits=splits) for config in configs]
+    check_configs(RUNGS["k4_register_tile"], problem, torch.float32, configs)
 
 
 def test_the_shapes_are_those_of_the_tiles():
@@ -58,13 +55,21 @@ def test_the_shapes_are_those_of_the_tiles():
     ),
 )
 def test_tiles_of_few_blocks(reason, splits):
-    problem = PROBLEMS[reason]
-    part = split(problem, splits)
-    x, w, bias = operands(problem, torch.float32)
-    oracle = scatter(x, w, bias, problem)
-    torchs = torch.conv_transpose1d(x, w, bias, **parameters(problem))
-    for shape in [*SHAPES, APART] if reason == "unequal taps" else SHAPES:
-        config = replace(make(part, torch.float32, 2, **shape), splits=splits)
-        y = poisoned(problem, torch.float32)
-        RUNGS["k4_register_tile"].run(x, w, bias, y, problem, config)
-        assert verdict(y, torchs, oracle) is None, config
+    shapes = [*SHAPES, APART] if reason == "unequal taps" else SHAPES
+    check(
+        PROBLEMS[reason], splits, [make(split(PROBLEMS[reason], splits), torch.float32, 2, **shape) for shape in shapes]
+    )
+
+
+SPLIT = {
+    "a decoder's layer": Problem(2, 12, 3, 8, 5, stride=4, padding=2, bias=True),
+    "groups, without a bias": Problem(1, 12, 4, 5, 6, stride=2, groups=2),
+    "unequal taps": Problem(1, 6, 2, 7, 5, stride=3, padding=1, output_padding=1, bias=True),
+    "stride 1, dilation": Problem(1, 6, 2, 3, 9, dilation=2, bias=True),
+}
+
+
+@pytest.mark.parametrize("splits", thorough([2, 3], always=[3]))
+@pytest.mark.parametrize("reason", SPLIT)
+def test_split_sums(reason, splits):
+    check(SPLIT[reason], splits, tiny(split(SPLIT[reason], splits), torch.float32))

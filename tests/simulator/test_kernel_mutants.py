@@ -4,14 +4,12 @@ A mistake is a problem that states a wrong offset, or weights in a wrong order. 
 only a kernel's text can make.
 """
 
-import copy
-
 import pytest
 import torch
 
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
-from tests.parity import SMALL, operands, parameters, poisoned, scatter, verdict
+from tests.parity import SMALL, answers, computed, misstated, operands, verdict
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -19,13 +17,6 @@ pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASI
 ROWS = ["output_padding and padding", "groups, unequal channels"]
 
 CUDA_CORES = [r for r in RUNGS.values() if all(r.supports(SMALL[row], torch.float32, "ieee") is None for row in ROWS)]
-
-
-def misstated(problem, **wrong):
-    """The problem with some of its values changed and its output length kept."""
-    changed = copy.copy(problem)
-    changed.__dict__.update(out_length=problem.out_length, **wrong)
-    return changed
 
 
 MISTAKES = {
@@ -44,10 +35,9 @@ def test_a_mistake_is_caught(rung, mistake):
     for reason in ROWS:
         problem = SMALL[reason]
         x, w, bias = operands(problem, torch.float32)
-        oracle, torchs = scatter(x, w, bias, problem), torch.conv_transpose1d(x, w, bias, **parameters(problem))
         wrong_w, wrong_problem = MISTAKES[mistake](w, problem)
-        y = poisoned(problem, torch.float32)
-        rung.run(x, wrong_w, bias, y, wrong_problem, rung.tiny_configs(problem, torch.float32)[0])
-        if verdict(y, torchs, oracle):
+        config = rung.tiny_configs(problem, torch.float32)[0]
+        y = computed(rung, x, wrong_w, bias, wrong_problem, config)
+        if verdict(y, *answers(x, w, bias, problem)):
             caught.append(reason)
     assert bool(caught) == (mistake != "none"), caught

@@ -10,8 +10,17 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.depthwise import rows as depthwise_rows
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
-from numba_tconv.torch_api import torchs
-from tests.parity import CROPPED, DTYPES, LAYOUTS, SMALL, far_apart, operands, parameters, poisoned, scatter, verdict
+from tests.parity import (
+    CROPPED,
+    DTYPES,
+    LAYOUTS,
+    SMALL,
+    check_configs,
+    computed,
+    far_apart,
+    operands,
+    scatter,
+)
 from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
@@ -34,15 +43,7 @@ def able(rung, problem, dtype):
 def check(rung, problem, dtype, layout="contiguous", place=lambda x: x):
     """Every tiny configuration of the rung computes the problem; ``place`` moves the input."""
     able(rung, problem, dtype)
-    x, w, bias = operands(problem, dtype, layout=layout)
-    oracle = scatter(x, w, bias, problem)
-    theirs = torchs.forward(x, w, bias, **parameters(problem))
-    configs = rung.tiny_configs(problem, dtype)
-    assert configs
-    for config in configs:
-        y = poisoned(problem, dtype)
-        rung.run(place(x), w, bias, y, problem, config)
-        assert verdict(y, theirs, oracle) is None, config
+    check_configs(rung, problem, dtype, rung.tiny_configs(problem, dtype), layout, place)
 
 
 @rungs
@@ -95,11 +96,10 @@ def test_a_weight_that_is_nan_reaches_its_outputs_and_at_most_the_ends(rung, rea
     end = 0 if rung.name in ("k1_gather", "k2_polyphase") else problem.dilation * (problem.kernel_size - 1)
     end += problem.stride + problem.output_padding if end else 0
     for config in rung.tiny_configs(problem, torch.float32):
-        y = poisoned(problem, torch.float32)
-        rung.run(x, w, bias, y, problem, config)
-        assert y.isnan()[reached].all(), config
+        nan = computed(rung, x, w, bias, problem, config).isnan()
+        assert nan[reached].all(), config
         inside = slice(end, max(end, problem.out_length - end))
-        assert torch.equal(y.isnan()[..., inside], reached[..., inside]), config
+        assert torch.equal(nan[..., inside], reached[..., inside]), config
 
 
 @rungs
@@ -112,7 +112,6 @@ def test_nan_and_infinity_go_where_the_definition_sends_them(rung, value, reason
     x[0, 0, 0] = x[-1, -1, problem.length // 2] = x[0, 1, -1] = value
     oracle = scatter(x, w, bias, problem)
     for config in rung.tiny_configs(problem, torch.float32):
-        y = poisoned(problem, torch.float32)
-        rung.run(x, w, bias, y, problem, config)
+        y = computed(rung, x, w, bias, problem, config)
         for which in (torch.isnan, torch.isposinf, torch.isneginf):
             assert torch.equal(which(y), which(oracle)), config

@@ -10,7 +10,6 @@ from numba_tconv.kernels.common import split_sums
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.ptx.unrolled import runs
 from tests.fences import Fenced
-from tests.few_blocks import few_threads
 from tests.parity import poisoned
 from tests.thorough import thorough
 
@@ -31,12 +30,6 @@ dtypes = pytest.mark.parametrize(
     thorough([torch.float32, torch.float16, torch.bfloat16], always=[torch.float32, torch.bfloat16]),
     ids=str,
 )
-
-
-@pytest.fixture(autouse=True)
-def tiny_blocks():
-    with few_threads(split_sums, 8):
-        yield
 
 
 @pytest.fixture

@@ -12,15 +12,8 @@ from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 from tests.exact import RANGES, exact_operands
 from tests.fences import VIEWS, fenced
-from tests.gradient_parity import (
-    gradient_operands,
-    gradient_terms,
-    inputs_of,
-    poisoned_gradient,
-    references_gradient,
-    torchs_gradient,
-)
-from tests.parity import SMALL, operands, parameters, poisoned, scatter, terms, verdict
+from tests.gradient_parity import gradient_answers, gradient_operands, inputs_of, poisoned_gradient
+from tests.parity import SMALL, answers, computed, operands, poisoned, terms, verdict
 from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
@@ -46,12 +39,11 @@ def test_rungs(rung, view):
     able(rung, torch.float32)
     x, w, bias = operands(PROBLEM, torch.float32)
     x, w = VIEWS[view](x), VIEWS[view](w)
-    oracle, torchs = scatter(x, w, bias, PROBLEM), torch.conv_transpose1d(x, w, bias, **parameters(PROBLEM))
     config, shift = chosen(rung, view)
     y = fenced(
         lambda *tensors: rung.run(*tensors, PROBLEM, config), (x, w, bias), poisoned(PROBLEM, torch.float32), shift
     )
-    assert verdict(y, torchs, oracle, terms(PROBLEM)) is None, config
+    assert verdict(y, *answers(x, w, bias, PROBLEM), terms(PROBLEM)) is None, config
 
 
 @pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
@@ -60,14 +52,12 @@ def test_gradients(rung, view, monkeypatch):
     able(rung, torch.float32)
     monkeypatch.setattr(device, "of", lambda index: replace(device.H200, multiprocessors=2))
     g, x, w = (VIEWS[view](tensor) for tensor in gradient_operands(PROBLEM, torch.float32))
-    oracle = references_gradient(rung.of, g, x, w, PROBLEM)
-    torchs = torchs_gradient(rung.of, g, x, w, PROBLEM)
     config, shift = chosen(rung, view)
     result = fenced(
         lambda *tensors: rung.run(*tensors, PROBLEM, config),
         *(inputs_of(rung.of, g, x, w), poisoned_gradient(rung.of, PROBLEM, torch.float32), shift),
     )
-    assert verdict(result, torchs, oracle, gradient_terms(rung.of, PROBLEM)) is None, config
+    assert verdict(result, *gradient_answers(rung.of, g, x, w, PROBLEM)) is None, config
 
 
 @rungs
@@ -76,6 +66,5 @@ def test_gradients(rung, view, monkeypatch):
 def test_the_ends_of_a_range(rung, name):
     able(rung, RANGES[name][0])
     x, w, bias, exact = exact_operands(PROBLEM, name)
-    y = poisoned(PROBLEM, x.dtype)
-    rung.run(x, w, bias, y, PROBLEM, rung.tiny_configs(PROBLEM, x.dtype)[0])
-    assert torch.equal(y, exact)
+    config = rung.tiny_configs(PROBLEM, x.dtype)[0]
+    assert torch.equal(computed(rung, x, w, bias, PROBLEM, config), exact)
