@@ -28,8 +28,7 @@ OPERATORS = {of: getattr(grad_ops, of) for of in OF}
 def gradient_operands(problem, dtype, device="cpu", layout="contiguous"):
     """Fresh random grad_output, input and weight, from torch's generator."""
     x, w, _ = operands(problem, dtype, device, layout)
-    shape = (problem.batch, problem.out_channels, problem.out_length)
-    return LAYOUTS[layout](torch.randn(shape, device=device).to(dtype)), x, w
+    return LAYOUTS[layout](torch.randn(problem.out_shape, device=device).to(dtype)), x, w
 
 
 def inputs_of(of, g, x, w):
@@ -59,13 +58,7 @@ def forget_what_is_ready():
 
 
 def poisoned_gradient(of, problem, dtype, device="cpu"):
-    p = problem
-    shapes = {
-        "grad_input": (p.batch, p.in_channels, p.length),
-        "grad_weight": (p.in_channels, p.out_channels_per_group, p.kernel_size),
-        "grad_bias": (p.out_channels,),
-    }
-    return torch.full(shapes[of], math.nan, dtype=dtype, device=device)
+    return torch.full(problem.shape_of(of), math.nan, dtype=dtype, device=device)
 
 
 def computed_gradient(rung, g, x, w, problem, config=None, precision=None):

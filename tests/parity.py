@@ -119,14 +119,13 @@ def far_apart(tensor):
 def operands(problem, dtype, device="cpu", layout="contiguous"):
     p = problem
     arrange = LAYOUTS[layout]
-    x = arrange(torch.randn(p.batch, p.in_channels, p.length, device=device).to(dtype))
-    w = arrange(torch.randn(p.in_channels, p.out_channels_per_group, p.kernel_size, device=device).to(dtype))
+    x = arrange(torch.randn(p.in_shape, device=device).to(dtype))
+    w = arrange(torch.randn(p.weight_shape, device=device).to(dtype))
     return x, w, torch.randn(p.out_channels, device=device).to(dtype) if p.bias else None
 
 
 def poisoned(problem, dtype, device="cpu"):
-    p = problem
-    return torch.full((p.batch, p.out_channels, p.out_length), math.nan, dtype=dtype, device=device)
+    return torch.full(problem.out_shape, math.nan, dtype=dtype, device=device)
 
 
 def computed(rung, x, w, bias, problem, config=None, precision=None):

@@ -75,7 +75,7 @@ def stream(layer: Problem, slots: int, frames: int, dtype=torch.float32, device=
     def random(*shape):
         return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-    weight = random(p.in_channels, p.out_channels_per_group, p.kernel_size)
+    weight = random(*p.weight_shape)
     return Stream(p, random(slots, p.in_channels, frames), weight, random(p.out_channels) if p.bias else None)
 
 

@@ -30,8 +30,7 @@ ordinary = pytest.mark.parametrize("problem", ORDINARY, ids=str)
 def operands_of(problem, seed=0):
     torch.manual_seed(seed)
     inputs = bench.make_inputs(Workload("", problem, "", ""), torch.float32, "cpu", seed)
-    shape = (problem.batch, problem.out_channels, problem.out_length)
-    return Operands(*inputs, torch.randn(shape))._replace(bias=None)
+    return Operands(*inputs, torch.randn(problem.out_shape))._replace(bias=None)
 
 
 def first_11_bits(tensor, half=0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -123,6 +124,27 @@ class Problem:
         )
 
     @property
+    def in_shape(self) -> tuple[int, int, int]:
+        return self.batch, self.in_channels, self.length
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int]:
+        return self.in_channels, self.out_channels_per_group, self.kernel_size
+
+    @property
+    def out_shape(self) -> tuple[int, int, int]:
+        return self.batch, self.out_channels, self.out_length
+
+    def shape_of(self, of: str) -> tuple[int, ...]:
+        """Of the output ("forward") or a gradient."""
+        return {
+            "forward": self.out_shape,
+            "grad_input": self.in_shape,
+            "grad_weight": self.weight_shape,
+            "grad_bias": (self.out_channels,),
+        }[of]
+
+    @property
     def has_torchs_padding(self) -> bool:
         """Whether torch takes both paddings."""
         return 0 <= self.output_padding < max(self.stride, self.dilation)
@@ -158,13 +180,8 @@ class Problem:
 
     def min_bytes(self, itemsize: int) -> int:
         """Bytes to read operands and write the output once."""
-        elements = (
-            self.batch * self.in_channels * self.length
-            + self.in_channels * self.out_channels_per_group * self.kernel_size
-            + self.batch * self.out_channels * self.out_length
-            + self.out_channels * self.bias
-        )
-        return elements * itemsize
+        elements = sum(map(math.prod, (self.in_shape, self.weight_shape, self.out_shape)))
+        return (elements + self.out_channels * self.bias) * itemsize
 
     def floor_ms(self, itemsize: int, peak: str, bandwidth: float = COPY_BANDWIDTH) -> float:
         """The roofline's ms; ``bandwidth`` in bytes/s, ``peak`` a key of PEAK_FLOPS."""

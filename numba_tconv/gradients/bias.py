@@ -14,7 +14,7 @@ from numba import cuda, float64, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
-from numba_tconv.kernels.rung import Step, cuda_core_reason
+from numba_tconv.kernels.rung import Step
 from numba_tconv.runtime import device as gpu
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
@@ -99,9 +99,6 @@ class Bias(GradientRung):
     name = "grad_bias"
     of = "grad_bias"
     idea = "every element read once; the positions of a channel are split over blocks, and added up in a fixed order"
-
-    def supports(self, problem, dtype, precision):
-        return cuda_core_reason(dtype, precision)
 
     def config(self, problem, dtype, device=None, precision=None):
         return Config(dtype)

@@ -15,7 +15,7 @@ from numba import cuda, types
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, contiguous, strided
 
-from .rung import SUM_CHANNELS, Rung, cuda_core_reason
+from .rung import SUM_CHANNELS, Rung
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,6 @@ def make_kernel(config: Config) -> Kernel:
 class Gather(Rung):
     name = "k1_gather"
     idea = "one thread an output; every tap is tested for divisibility by the stride"
-
-    def supports(self, problem, dtype, precision):
-        return cuda_core_reason(dtype, precision)
 
     def config(self, problem, dtype, precision=None):
         return Config(dtype)

@@ -20,7 +20,7 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, strided
 from numba_tconv.runtime.layout import Layout
 
 from .common.arguments import Bias, Layer, Signal, Weights, arguments, layer_of, signal_like, weights_like
-from .rung import SUM_CHANNELS, Rung, are_adjacent, cuda_core_reason, taking_bias
+from .rung import SUM_CHANNELS, Rung, are_adjacent, taking_bias
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,6 @@ def make_kernel(config: Config) -> Kernel:
 class Polyphase(Rung):
     name = "k2_polyphase"
     idea = "one thread an output; the taps of its phase alone, no test and no remainder in the loop"
-
-    def supports(self, problem, dtype, precision):
-        return cuda_core_reason(dtype, precision)
 
     def config(self, problem, dtype, precision=None):
         return Config(dtype)

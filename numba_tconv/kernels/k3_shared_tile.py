@@ -17,7 +17,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT, Kernel, flat, strided
 
 from .common.arguments import Bias, Layer, Signal, Weights, arguments, layer_of
-from .rung import Rung, adjacent, cuda_core_reason
+from .rung import Rung, adjacent
 
 FEW_CHANNELS = 16
 MIN_DEPTH = 4  # below, fetching weights outlasts multiplying
@@ -149,7 +149,7 @@ class SharedTile(Rung):
     idea = "input window and weights in shared memory, one thread eight output channels"
 
     def supports(self, problem, dtype, precision):
-        if reason := cuda_core_reason(dtype, precision):
+        if reason := super().supports(problem, dtype, precision):
             return reason
         channels = min(MIN_DEPTH, problem.in_channels_per_group)
         need = channels * bytes_a_channel(problem, self.config(problem, dtype))

@@ -39,8 +39,8 @@ class Rung:
     exact_cc: tuple[int, int] | None = None  # the only one, if any
 
     def supports(self, problem: Problem, dtype: torch.dtype, precision: str) -> str | None:
-        """None if this rung computes ``problem`` on some GPU, else why not."""
-        raise NotImplementedError
+        """None if this rung computes ``problem`` on some GPU, else why not; by default, all that CUDA cores take."""
+        return _no_cuda_cores(dtype, precision)
 
     def runs_on(self, device: Device) -> str | None:
         """None if ``device`` has this rung's instructions, else why not."""
@@ -144,8 +144,7 @@ def taking_bias(launch: Callable, bias: Layout | None) -> Callable:
     return launch if bias.is_contiguous else lambda x, w, bias, y: launch(x, w, bias.contiguous(), y)
 
 
-def cuda_core_reason(dtype: torch.dtype, precision: str) -> str | None:
-    """Why CUDA cores cannot take ``dtype`` in ``precision``, or None."""
+def _no_cuda_cores(dtype: torch.dtype, precision: str) -> str | None:
     if dtype not in ELEMENTS:
         return f"it takes {', '.join(e.name for e in ELEMENTS.values())}, not {str(dtype).removeprefix('torch.')}"
     if precision in ("tf32", "tf32x3"):

@@ -95,11 +95,7 @@ def ready(of: str, problem: Problem, *operands: tuple, variant=None, config=None
     dtype, index = grad_output.dtype, grad_output.index
     precision = precision or EXACT.get(dtype, "")
     rung = select(of, problem, dtype, device.of(index), variant, precision)
-    shape = {
-        "grad_input": (problem.batch, problem.in_channels, problem.length),
-        "grad_weight": (problem.in_channels, problem.out_channels_per_group, problem.kernel_size),
-        "grad_bias": (problem.out_channels,),
-    }[of]
+    shape = problem.shape_of(of)
     if 0 in grad_output.shape:
         return Ready(shape, dtype, index, lambda *operands_result: operands_result[-1].zero_())
     result = Layout.contiguous(shape, dtype, index)

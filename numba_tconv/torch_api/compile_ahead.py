@@ -101,7 +101,7 @@ def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: st
         return [Call(picked.name, problem, dtype, own, device)] if picked else []
     p = problem
     if direction == "grad_bias":
-        p = ops.sum_problem((p.batch, p.out_channels, p.out_length))
+        p = ops.sum_problem(p.out_shape)
     named = ops.gradient_precision(direction, p, dtype, precision, device)
     if not named:
         return []

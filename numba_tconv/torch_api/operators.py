@@ -90,7 +90,7 @@ def ready(input, weight, bias, stride, padding, output_padding, groups, dilation
     problem = _problem(*shapes, stride, padding, output_padding, groups, dilation)
     dtype, index = laid_out[0].dtype, laid_out[0].index
     rung, own = _plan(problem, dtype, variant, precision, device.of(index))
-    shape = problem.batch, problem.out_channels, problem.out_length
+    shape = problem.out_shape
     if 0 in shape:
         return Ready(shape, dtype, index, lambda *_: None)
     if rung is None:
@@ -133,7 +133,7 @@ def _cpu(input, weight, bias, *others):
 @torch.library.register_fake(NAME)
 def _fake(input, weight, bias, *others):
     problem = check(input, weight, bias, *Parameters(*others[:-2]))
-    return input.new_empty((problem.batch, problem.out_channels, problem.out_length))
+    return input.new_empty(problem.out_shape)
 
 
 # The gradients

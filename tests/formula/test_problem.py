@@ -19,7 +19,7 @@ from tests.strategies import problems
 def test_out_length_and_minimum_bytes_are_those_of_torchs_tensors(problem):
     x, w, bias = operands(problem, torch.float32)
     y = torch.conv_transpose1d(x, w, bias, **parameters(problem))
-    assert y.shape == (problem.batch, problem.out_channels, problem.out_length)
+    assert (x.shape, w.shape, y.shape) == (problem.in_shape, problem.weight_shape, problem.out_shape)
     elements = x.numel() + w.numel() + y.numel() + (bias.numel() if problem.bias else 0)
     assert problem.min_bytes(2) == 2 * elements
     assert problem.min_bytes(4) == 4 * elements
@@ -28,10 +28,8 @@ def test_out_length_and_minimum_bytes_are_those_of_torchs_tensors(problem):
 @given(problems())
 def test_flops_are_two_for_every_product_of_the_definition(problem):
     p = problem
-    x_shape = (p.batch, p.in_channels, p.length)
-    w_shape = (p.in_channels, p.out_channels_per_group, p.kernel_size)
     uncropped = p.out_length + 2 * p.padding
-    products = _products(x_shape, w_shape, uncropped, p.stride, 0, p.groups, p.dilation)
+    products = _products(p.in_shape, p.weight_shape, uncropped, p.stride, 0, p.groups, p.dilation)
     assert p.flops == 2 * sum(1 for _ in products)
 
 

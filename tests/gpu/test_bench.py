@@ -96,7 +96,7 @@ def test_no_row_comes_of_a_gradient_that_leaves_an_element_out(monkeypatch, of):
 
 @pytest.mark.parametrize("of", ["grad_input", "grad_weight"])
 def test_the_result_of_an_operator_lies_where_nan_was(monkeypatch, of):
-    shape = bench.shape_of(of, SMALL.problem)
+    shape = SMALL.problem.shape_of(of)
     monkeypatch.setattr(grad_ops, of, lambda g, *_: torch.empty(shape, device=g.device))
     with pytest.raises(bench.WrongResult, match=r"auto \(error norm nan"):
         bench.measure(SMALL, ["auto"], direction=of, repeats=5, budget_s=0.1)

@@ -16,10 +16,10 @@ import torch
 import numba_tconv
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import fuzz
-from numba_tconv.lab.measure.directions import Operands, shape_of
+from numba_tconv.lab.measure.directions import Operands
 from numba_tconv.lab.measure.fuzz import bound
 from numba_tconv.runtime.device import current_device
-from numba_tconv.selection.directions import FORWARD, rung_direction, rungs_of
+from numba_tconv.selection.directions import rung_direction, rungs_of
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import SMALL, operands, parameters
 
@@ -152,8 +152,8 @@ def test_a_thread_may_begin_with_what_no_thread_has_called(name):
     if reason := rung.refusal(problem, torch.bfloat16, "bf16", current_device()):
         pytest.skip(reason)
     x, w, _ = operands(problem, torch.bfloat16, "cuda")
-    grad_output = torch.randn(shape_of(FORWARD, problem), device="cuda").to(torch.bfloat16)
-    result = torch.full(shape_of(direction, problem), torch.nan, device="cuda", dtype=torch.bfloat16)
+    grad_output = torch.randn(problem.out_shape, device="cuda").to(torch.bfloat16)
+    result = torch.full(problem.shape_of(direction), torch.nan, device="cuda", dtype=torch.bfloat16)
     given = Operands(x, w, None, grad_output).of(direction)
     with ThreadPoolExecutor(1) as thread:
         thread.submit(rung.run, *given, result, problem, precision="bf16").result(LIMIT_S)

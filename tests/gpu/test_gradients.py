@@ -153,7 +153,7 @@ WHOLE = {
 @pytest.mark.parametrize("reason", WHOLE)
 def test_whole_sums_are_stored_as_the_gradient(dtype, precision, reason):
     problem, rung = WHOLE[reason], GRADIENTS["grad_weight_wgmma"]
-    g = torch.empty(problem.batch, problem.out_channels, problem.out_length, device="meta")
+    g = torch.empty(problem.out_shape, device="meta")
     tiles = candidates(problem, precision, rows_alike(g.shape, g.stride(), dtype.itemsize))
     suiting = {tile.blocks: tile for tile in tiles if grad_weight_direct.suits(problem, tile)}
     assert set(suiting) == {1, 2}

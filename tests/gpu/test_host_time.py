@@ -109,7 +109,7 @@ def test_a_call_costs_the_host_about_what_torchs_does(name, precision, mode, mon
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_so_does_a_small_step(dtype):
-    x = torch.randn(PROBLEM.batch, PROBLEM.in_channels, PROBLEM.length, device="cuda", dtype=dtype).requires_grad_()
+    x = torch.randn(PROBLEM.in_shape, device="cuda", dtype=dtype).requires_grad_()
 
     def step(layer):
         y = layer(x)

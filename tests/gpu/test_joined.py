@@ -33,9 +33,9 @@ def only_where_joined():
 
 
 def operands(p, dtype):
-    x = torch.randn(p.batch, p.in_channels, p.length, device="cuda").to(dtype)
+    x = torch.randn(p.in_shape, device="cuda").to(dtype)
     scale = (p.in_channels_per_group * p.kernel_size / p.stride) ** -0.5
-    w = (scale * torch.randn(p.in_channels, p.out_channels_per_group, p.kernel_size, device="cuda")).to(dtype)
+    w = (scale * torch.randn(p.weight_shape, device="cuda")).to(dtype)
     return x, w, torch.randn(p.out_channels, device="cuda").to(dtype) if p.bias else None
 
 
@@ -64,7 +64,7 @@ def test_outputs_and_gradients(name, precision):
     alone = precision == "tf32x3" and name in NOT_SHARED
     assert (joined(p, dtype, precision, device.current_device()) is None) == alone
     x, w, bias = operands(p, dtype)
-    grad_output = torch.randn(p.batch, p.out_channels, p.out_length, device="cuda").to(dtype)
+    grad_output = torch.randn(p.out_shape, device="cuda").to(dtype)
     wide = [None if t is None else t.double() for t in (x, w, bias)]
     exact = results(*wide, p, torch.conv_transpose1d, grad_output.double())
     ours = results(x, w, bias, p, lambda *t: numba_tconv.conv_transpose1d(*t, precision=precision), grad_output)

@@ -63,7 +63,7 @@ def test_peak_memory_is_at_most_torchs(name, arithmetic, train, search):
         pytest.skip("tensor cores need 8 channels a group")
     arguments = (p.in_channels, p.out_channels, p.kernel_size, p.stride, p.padding, p.output_padding, p.groups)
     where = dict(device="cuda", dtype=dtype)
-    x = torch.randn(p.batch, p.in_channels, p.length, **where).requires_grad_(train)
+    x = torch.randn(p.in_shape, **where).requires_grad_(train)
     with torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=precision == "tf32"):
         theirs = peak(nn.ConvTranspose1d(*arguments, **where), x, train)
         ours = peak(ConvTranspose1d(*arguments, **where, precision=precision), x, train)

@@ -47,7 +47,7 @@ def precision_of(arithmetic):
 
 def fresh(dtype):
     p = PROBLEM
-    return torch.randn(p.batch, p.in_channels, p.length, device="cuda").to(dtype).requires_grad_()
+    return torch.randn(p.in_shape, device="cuda").to(dtype).requires_grad_()
 
 
 def copied(module):
@@ -106,7 +106,7 @@ def losses(model, optimizer, dtype, part=slice(None)):
         nn.init.normal_(parameter, std=0.05, generator=generator)
     p, found = PROBLEM, []
     for _ in range(STEPS):
-        x = torch.randn(p.batch, p.in_channels, p.length, device="cuda", generator=generator)[part]
+        x = torch.randn(p.in_shape, device="cuda", generator=generator)[part]
         with torch.no_grad():
             wanted = teacher(x)
         loss = (model(x.to(dtype)).float() - wanted).square().mean()

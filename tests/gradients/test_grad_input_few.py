@@ -123,8 +123,7 @@ def test_blocks_begin_beside_the_pack_where_they_spread():
 @short
 def test_the_blocks_that_pack_are_as_many_as_counted(reason):
     problem, config = SHORT[reason], choose(SHORT[reason], F32)
-    shape = problem.in_channels, problem.out_channels_per_group, problem.kernel_size
-    packed, launch = prepare_pack(problem, config, Layout.contiguous(shape, F32, NO_GPU))
+    packed, launch = prepare_pack(problem, config, Layout.contiguous(problem.weight_shape, F32, NO_GPU))
     assert launch.grid == (pack_blocks(problem, config), 1, 1)
     assert launch.kernel is make_pack(config.alone, config.overlaps_packing)
     assert packed.numel() == pack_blocks(problem, config) // -(-config.block_m // 32) * config.w_stage

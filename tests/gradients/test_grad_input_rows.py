@@ -17,8 +17,7 @@ from numba_tconv.selection.gradient import GRADIENTS
 
 def layout(p, dtype, stride_c=None, offset=0, stride_n=None):
     stride_c = stride_c or p.out_length
-    shape = p.batch, p.out_channels, p.out_length
-    return Layout(shape, (stride_n or p.out_channels * stride_c, stride_c, 1), dtype, 0, offset)
+    return Layout(p.out_shape, (stride_n or p.out_channels * stride_c, stride_c, 1), dtype, 0, offset)
 
 
 def test_which_rows_are_read_where_they_lie():

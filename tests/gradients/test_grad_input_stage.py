@@ -146,7 +146,7 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
         for c in range(p.out_channels)
         for x in range(p.out_length)
     }
-    shape = p.batch, p.out_channels, p.out_length
+    shape = p.out_shape
     if sheared > 1:
         sizes, distances, box = grad_input_wgmma_rows.template.__wrapped__(shape, strides, config)
     else:

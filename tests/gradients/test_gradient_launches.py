@@ -42,7 +42,7 @@ def no_maps(monkeypatch):
 )
 def test_grad_input(p, sheared):
     config = grad_input_wgmma.choose_for.__wrapped__(p, "tf32", sheared, H200)
-    g = contiguous(p.batch, p.out_channels, p.out_length)
+    g = contiguous(*p.out_shape)
     w = contiguous(1, p.in_channels, p.out_channels_per_group * p.kernel_size)
     blocks, launch, second = grad_input_wgmma._prepared.__wrapped__(p, config, g, w, H200)
     _, sums, shape, grid, rows, splits = launch.arguments
@@ -64,7 +64,7 @@ def test_grad_weight(p, direct, dtype, in_place):
     _, own = GRADIENTS["grad_weight_wgmma"].config(p, dtype, H200, "tf32" if dtype == torch.float32 else "bf16")
     channels = p.out_channels_per_group if in_place else planes.pairs_of(p)
     g = contiguous(p.batch, channels * p.groups, 4000, dtype=dtype)
-    x = contiguous(p.batch, p.in_channels, p.length, dtype=dtype)
+    x = contiguous(*p.in_shape, dtype=dtype)
     blocks, sums, launch = grad_weight_wgmma._prepared.__wrapped__(p, own, in_place, g, x, H200)
     _, stored, rows, grid = launch.arguments
     assert own.direct == direct

@@ -209,7 +209,7 @@ def test_other_tiles_are_for_few_blocks_alone():
 
     for name, workload in workloads.WORKLOADS.items():
         for problem in (workload.problem, replace(workload.problem, batch=1)):
-            x = Layout.contiguous((problem.batch, problem.in_channels, problem.length), torch.float32, NO_GPU)
+            x = Layout.contiguous(problem.in_shape, torch.float32, NO_GPU)
             config = choose(problem, torch.float32, vector_of(x))
             assert few(config) == (problem.batch == 1 and name in layers), problem
             assert not few(choose(problem, torch.float64))
@@ -304,7 +304,7 @@ def test_vectors_of_outputs_begin_at_multiples_of_16_bytes(offset, vector, monke
     monkeypatch.setattr(k4_register_tile.RegisterTile, "make_kernel", looking)
     x, w, y = (
         Layout.contiguous(shape, torch.float32, NO_GPU)
-        for shape in ((p.batch, p.in_channels, p.length), (p.in_channels, p.out_channels, 5), (2, 8, p.out_length))
+        for shape in (p.in_shape, (p.in_channels, p.out_channels, 5), (2, 8, p.out_length))
     )
     RUNGS["k4_register_tile"].prepare(x, w, None, y._replace(offset=offset), p)
     assert [config.y_vector for config in found] == [vector]
@@ -361,8 +361,7 @@ def test_blocks_that_begin_early_spread_where_one_fits_or_each_has_a_multiproces
 def test_packings_that_are_equal_are_one_whatever_the_length_and_batch():
     def packing(problem=HEAD, **changes):
         config = replace(choose(HEAD, torch.float32), **changes)
-        shape = problem.in_channels, problem.out_channels_per_group, problem.kernel_size
-        return k4_pack.packing_of(problem, config, Layout.contiguous(shape, torch.float32, 0))
+        return k4_pack.packing_of(problem, config, Layout.contiguous(problem.weight_shape, torch.float32, 0))
 
     assert packing() is packing(replace(HEAD, length=7, batch=3)) is packing(x_vector=2, stages=3, partial=1, splits=5)
     others = packing(block_k=4), packing(block_m=32), packing(tap_chunk=1), packing(dtype=torch.float64)

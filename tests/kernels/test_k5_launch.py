@@ -30,9 +30,9 @@ def nothing_remembered():
 def launch_of(p, precision, here, strides=None, offset=0, y_offset=0, has_bias=True, config=None):
     """The packing, the launch and its arguments by name. ``strides``: of x, in elements."""
     dtype = DTYPES[precision]
-    shape, y_strides = (p.batch, p.in_channels, p.length), (p.in_channels * p.length, p.length, 1)
+    shape, y_strides = p.in_shape, (p.in_channels * p.length, p.length, 1)
     x = Layout(shape, strides or y_strides, dtype, NO_GPU, offset)
-    w = Layout.contiguous((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, NO_GPU)
+    w = Layout.contiguous(p.weight_shape, dtype, NO_GPU)
     packing, launch = k5_mma._plan(p, config, precision, x, w, has_bias, y_offset, here)
     names = inspect.signature(launch.kernel.function).parameters
     return packing, launch, dict(zip(names, launch.arguments, strict=True))
@@ -69,9 +69,9 @@ def test_arguments_are_the_problems(p, precision, resident, has_bias):
     tile, dtype = config.tile, DTYPES[precision]
     x, weights, y, sizes, loop = (given.pop(name) for name in ("x", "weights", "y", "sizes", "loop"))
     strides = strides or _contiguous(p)[1]
-    assert (x.data.stride(), x.data.shape, x.data.dtype) == (strides, (p.batch, p.in_channels, p.length), dtype)
+    assert (x.data.stride(), x.data.shape, x.data.dtype) == (strides, p.in_shape, dtype)
     assert (x.stride_n, x.stride_c) == strides[:2]
-    assert y.shape == (p.batch, p.out_channels, p.out_length)
+    assert y.shape == p.out_shape
     assert (weights.has_bias, weights.packed.shape) == (has_bias, (packing.size,))
     assert weights.bias.shape == ((p.out_channels,) if has_bias else weights.packed.shape)
     assert (sizes.batch, sizes.length, sizes.out_length) == (p.batch, p.length, p.out_length)
@@ -96,7 +96,7 @@ def test_arguments_are_the_problems(p, precision, resident, has_bias):
 
 
 def _contiguous(p):
-    return (p.batch, p.in_channels, p.length), (p.in_channels * p.length, p.length, 1)
+    return p.in_shape, (p.in_channels * p.length, p.length, 1)
 
 
 def test_more_column_tiles_than_an_axis_of_the_grid_has(monkeypatch):

@@ -339,7 +339,7 @@ def test_a_block_loads_as_many_weights_as_are_packed():
 def _weights(p, tile):
     from numba_tconv.runtime.layout import NO_GPU, Layout
 
-    return Layout.contiguous((p.in_channels, p.out_channels_per_group, p.kernel_size), tile.dtype, NO_GPU)
+    return Layout.contiguous(p.weight_shape, tile.dtype, NO_GPU)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
@@ -352,7 +352,7 @@ def test_how_rows_of_an_input_are_copied(precision):
         config = k5_choice.config_of(p, precision, FEW, tuple(x.shape), x.stride(), offset)
         return config.x_vector, config.resident_weights > 0
 
-    sizes = p.batch, p.in_channels, p.length
-    assert copied(torch.empty(sizes, device="meta")) == (vector, True)
-    assert copied(torch.empty((*sizes[:2], p.length + 1), device="meta")[:, :, 1:], 4) == (vector // 4, True)
-    assert copied(torch.empty((*sizes[:2], 2 * p.length), device="meta")[:, :, ::2]) == (vector // 4, False)
+    rows = p.in_shape[:2]
+    assert copied(torch.empty(p.in_shape, device="meta")) == (vector, True)
+    assert copied(torch.empty((*rows, p.length + 1), device="meta")[:, :, 1:], 4) == (vector // 4, True)
+    assert copied(torch.empty((*rows, 2 * p.length), device="meta")[:, :, ::2]) == (vector // 4, False)

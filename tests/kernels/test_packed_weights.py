@@ -164,7 +164,7 @@ def test_packings_that_are_equal_are_one_whatever_the_length_and_batch():
 
     def packing(order="mma", strides=None, offset=0, **changes):
         p = replace(problem, **changes)
-        weights = Layout.contiguous((p.in_channels, p.out_channels_per_group, p.kernel_size), torch.float32, 0)
+        weights = Layout.contiguous(p.weight_shape, torch.float32, 0)
         weights = weights._replace(strides=strides or weights.strides, offset=offset)
         return tensor_pack.packing_of(p, tile, order, 1, weights)
 

@@ -19,15 +19,16 @@ DEPTHWISE = Problem(16, 64, 64, 4, 2, 2, groups=64)
 COLUMNS, PRODUCTS, CHANNELS = tile.Config, mma_tile.Config, depthwise.Config
 
 
+def laid_out(p, dtype):
+    """x, state and weight."""
+    shapes = p.in_shape, (p.batch, p.in_channels, p.taps.shift(p.kernel_size - 1)), p.weight_shape
+    return [Layout.contiguous(shape, dtype, -1) for shape in shapes]
+
+
 def chosen(layer=LAYER, dtype=F32, precision="tf32", x=None, state=None, weight=None):
     """The configuration's type; ``x``, ``state`` and ``weight`` change contiguous layouts."""
-    p = layer
-    shapes = (p.batch, p.in_channels, p.length), (p.batch, p.in_channels, p.taps.shift(p.kernel_size - 1))
-    shapes = *shapes, (p.in_channels, p.out_channels_per_group, p.kernel_size)
-    laid_out = [Layout.contiguous(shape, dtype, -1) for shape in shapes]
-    changes = (x, state, weight)
-    laid_out = [one._replace(**(change or {})) for one, change in zip(laid_out, changes, strict=True)]
-    return type(plan.choose(*laid_out, p, precision))
+    changed = zip(laid_out(layer, dtype), (x, state, weight), strict=True)
+    return type(plan.choose(*(one._replace(**(change or {})) for one, change in changed), layer, precision))
 
 
 @pytest.mark.parametrize(
@@ -145,11 +146,6 @@ def test_early_only_where_the_gpu_can(layer, gpu, expected, monkeypatch):
     seen = []
     monkeypatch.setattr(Kernel, "prepare", lambda *_, early=False: seen.append(early))
     monkeypatch.setattr(plan.device, "of", lambda _: gpu)
-    p = layer
-    shapes = (p.batch, p.in_channels, p.length), (p.batch, p.in_channels, p.taps.shift(p.kernel_size - 1))
-    x, state, weight = (
-        Layout.contiguous(shape, F32, -1)
-        for shape in (*shapes, (p.in_channels, p.out_channels_per_group, p.kernel_size))
-    )
-    plan.prepare(x, weight, None, False, p, plan.choose(x, state, weight, p, "tf32"))
+    x, state, weight = laid_out(layer, F32)
+    plan.prepare(x, weight, None, False, layer, plan.choose(x, state, weight, layer, "tf32"))
     assert seen == [expected]

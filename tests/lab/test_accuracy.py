@@ -8,7 +8,7 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import accuracy, bench
 from numba_tconv.lab.measure.accuracy import Error, errors, right
-from numba_tconv.lab.measure.directions import Operands, by_torch, shape_of
+from numba_tconv.lab.measure.directions import Operands, by_torch
 from numba_tconv.lab.measure.workloads import Workload
 from numba_tconv.selection.directions import OF_GRADIENTS, RESULTS
 from tests.gradient_parity import references_gradient
@@ -63,7 +63,7 @@ def test_what_results_are_held_against_is_what_the_plain_loops_give(monkeypatch,
         expected = references_gradient(result, grad_output, x, weight, problem)
     else:
         expected = scatter(x, weight, bias, problem)
-    assert expected.shape == shape_of(result, problem)
+    assert expected.shape == problem.shape_of(result)
     assert errors({"": expected}, operands, problem, result)[""].norm < 1e-14
 
 

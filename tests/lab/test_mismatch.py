@@ -10,7 +10,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure.mismatch import mismatch
 
 PROBLEM = Problem(2, 4, 6, 5, 13, stride=3, padding=2, groups=2)  # output o has phase (o + 2) mod 3
-SHAPE = PROBLEM.batch, PROBLEM.out_channels, PROBLEM.out_length
+SHAPE = PROBLEM.out_shape
 ALL = slice(None)
 
 

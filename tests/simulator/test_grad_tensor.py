@@ -251,7 +251,7 @@ def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, spl
     # A tile of four channels' pairs, padded to five more rows than it uses.
     monkeypatch.setattr(Config, "rows", property(lambda c: 4 * c.window.phases + 5))
     monkeypatch.setattr(Config, "g_channels", property(lambda c: 4))
-    weight = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size)
+    weight = torch.randn(problem.weight_shape)
     by_taps = replace(config, window=replace(window, phases=problem.kernel_size), by_taps=True)
     for tile in (config, replace(config, tap_chunk=2), by_taps):
         result = torch.full_like(weight, torch.nan)

@@ -51,12 +51,12 @@ def torchs(x, w, bias, p):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_outputs_and_gradients(name, layout, dtype, joint):
     p = PROBLEMS[name]
-    x = torch.randn(p.batch, p.in_channels, p.length, dtype=dtype)
+    x = torch.randn(p.in_shape, dtype=dtype)
     if layout == "channels last":
         x = x.transpose(1, 2).contiguous().transpose(1, 2)
     elif layout == "a slice":
         x = torch.randn(p.batch, p.in_channels, p.length + 3, dtype=dtype)[:, :, 1 : p.length + 1]
-    w = torch.randn(p.in_channels, p.out_channels_per_group, p.kernel_size, dtype=dtype)
+    w = torch.randn(p.weight_shape, dtype=dtype)
     bias = torch.randn(p.out_channels, dtype=dtype) if p.bias else None
     found, close = joint(p, dtype), dict(rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-12)
 

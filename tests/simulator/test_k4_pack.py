@@ -47,7 +47,7 @@ def expected(w, p, c):
 @pytest.mark.parametrize("what", PROBLEMS)
 def test_every_weight_is_in_its_place(what):
     problem = PROBLEMS[what]
-    w = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size)
+    w = torch.randn(problem.weight_shape)
     for config in k4_config.tiny(problem, torch.float32):
         packing = k4_pack.packing_of(problem, config, Layout.of(w))
         packed = torch.full((packing.size,), torch.nan)

@@ -47,14 +47,14 @@ def test_the_last_columns_outputs(monkeypatch, name, precision):
         return
     torch.manual_seed(p.length)
     x = torch.randn(p.batch, p.in_channels, p.length + 3).to(dtype)[:, :, : p.length]
-    w = torch.randn(p.in_channels, p.out_channels_per_group, p.kernel_size)
+    w = torch.randn(p.weight_shape)
     if precision != "tf32x3":  # which needs its second parts
         w = w.to(torch.bfloat16).to(dtype)  # exact in every precision, TF32 too: packing rounds nothing
     bias = torch.randn(p.out_channels).to(dtype) if p.bias else None
     stages = k6_config.channel_chunks(p, config)
     packing = tensor_pack.packing_of(p, config.tile, "wgmma", stages, Layout.of(w))
     packed = packing(w)
-    y = torch.full((p.batch, p.out_channels, p.out_length), torch.nan, dtype=dtype)
+    y = torch.full(p.out_shape, torch.nan, dtype=dtype)
     launch = k6_tail.prepare(p, config, x.shape, x.stride(), dtype, stages, p.bias)
     launch(x, packed, bias if p.bias else packed, y)
 

@@ -97,7 +97,7 @@ def test_every_weight_is_in_its_place(what, order, precision):
     problem = PROBLEMS[what]
     tile = tile_of(problem, precision, order)
     chunks = tile.channel_chunks(problem) + 1  # one more than there are channels for, as unrolled loops have
-    w = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size).to(tile.dtype)
+    w = torch.randn(problem.weight_shape).to(tile.dtype)
     packing = tensor_pack.packing_of(problem, tile, order, chunks, Layout.of(w))
     packed = torch.full((packing.size,), torch.nan, dtype=tile.dtype)
     packing.launch(w, packed)
@@ -124,7 +124,7 @@ def packed_in_parts(w, problem, order):
 )
 def test_both_parts_of_every_weight_are_in_their_places(what, order):
     problem = PROBLEMS[what]
-    w = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size) * 1e-12
+    w = torch.randn(problem.weight_shape) * 1e-12
     packed, inverse, tile, chunks = packed_in_parts(w, problem, order)
     assert 2**14 <= w.abs().max() / inverse < 2**15
     assert math.log2(inverse).is_integer()
@@ -136,7 +136,7 @@ def test_both_parts_of_every_weight_are_in_their_places(what, order):
 def test_weights_beside_what_is_no_number_have_a_scale(what):
     """The largest number's; an infinity has one half."""
     problem = PROBLEMS["phases"]
-    w = torch.full((problem.in_channels, problem.out_channels_per_group, problem.kernel_size), 3e20)
+    w = torch.full(problem.weight_shape, 3e20)
     w[1, 2, 3] = what
     packed, inverse, *_ = packed_in_parts(w, problem, "wgmma")
     assert inverse == 2.0 ** (math.floor(math.log2(3e20)) - 14)
@@ -149,7 +149,7 @@ def test_weights_beside_what_is_no_number_have_a_scale(what):
 @pytest.mark.parametrize("largest", [0, 1e-45, 1e-38])
 def test_the_least_weights_have_a_scale(largest):
     problem = PROBLEMS["phases"]
-    w = torch.full((problem.in_channels, problem.out_channels_per_group, problem.kernel_size), float(largest))
+    w = torch.full(problem.weight_shape, float(largest))
     packed, inverse, *_ = packed_in_parts(w, problem, "wgmma")
     assert inverse == 2.0**-126
     larger, smaller = packed
@@ -211,7 +211,7 @@ def copied(monkeypatch):
 
 def weights(problem, dtype, strides=None, offset=0):
     """Random ones, ``strides`` apart, ``offset`` elements past a multiple of 16 bytes."""
-    sizes = problem.in_channels, problem.out_channels_per_group, problem.kernel_size
+    sizes = problem.weight_shape
     strides = strides or (sizes[1] * sizes[2], sizes[2], 1)
     memory = torch.randn(1 + offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))).to(dtype)
     assert memory.data_ptr() % 16 == 0

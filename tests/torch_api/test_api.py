@@ -247,7 +247,7 @@ def test_fake_cuda_tensors_through_the_public_function(reason, dtype):
         x, w, bias = (None if s is None else torch.empty(s, dtype=dtype, device="cuda") for s in shapes)
         y = numba_tconv.conv_transpose1d(x, w, bias, **parameters(problem))
         assert (y.dtype, y.device.type) == (dtype, "cuda")
-        assert y.shape == (problem.batch, problem.out_channels, problem.out_length)
+        assert y.shape == problem.out_shape
         assert y.is_contiguous()
 
 

@@ -18,7 +18,7 @@ from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.lab.cli import commands, compile_run, named_calls
 from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import workloads
-from numba_tconv.lab.measure.directions import Operands, shape_of
+from numba_tconv.lab.measure.directions import Operands
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import cache, device
 from numba_tconv.runtime import kernel as launch
@@ -92,19 +92,14 @@ def launched(monkeypatch):
     def of(call):
         p = call.problem
         monkeypatch.setattr(device, "of", lambda _: call.device)
-        sizes = (
-            (p.batch, p.in_channels, p.length),
-            (p.in_channels, p.out_channels_per_group, p.kernel_size),
-            (p.batch, p.out_channels, p.out_length),
-        )
         kernels.clear()
         with torch.inference_mode():  # packs weights in every call
-            x, w, y = (torch.empty(size, dtype=call.dtype, device="meta") for size in sizes)
+            x, w, y = (torch.empty(p.shape_of(of), dtype=call.dtype, device="meta") for of in OPERANDS)
             if call.rung in RUNGS:
                 RUNGS[call.rung].run(x, w, None, y, p, precision=call.precision)
             else:
                 rung = GRADIENTS[call.rung]
-                result = torch.empty(shape_of(rung.of, p), dtype=call.dtype, device="meta")
+                result = torch.empty(p.shape_of(rung.of), dtype=call.dtype, device="meta")
                 rung.run(*Operands(x, w, None, y).of(rung.of), result, p, precision=call.precision)
         return set(kernels)
 
@@ -169,7 +164,7 @@ def test_a_step_is_the_forward_pass_and_what_the_operators_of_the_gradients_laun
         forget_what_is_ready()
         launched.kernels.clear()
         with torch.inference_mode():  # packs weights in every call
-            x, w, g = (torch.empty(shape_of(of, problem), dtype=dtype, device="meta") for of in OPERANDS)
+            x, w, g = (torch.empty(problem.shape_of(of), dtype=dtype, device="meta") for of in OPERANDS)
             for of, asked in itertools.product(OF, (precision, TF32_ALLOWED) if precision == "tf32" else (precision,)):
                 as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w, asked))
         kernels = {kernel for call in gradients for kernel in call.kernels()}
@@ -199,7 +194,7 @@ def test_joined_signals_are_compiled_as_they_are_launched(launched, monkeypatch,
         assert call.problem.batch == 1
     monkeypatch.setattr(device, "of", lambda _: H200)
     operators.ready.cache_clear()
-    x, w, y = (torch.empty(shape_of(of, p), dtype=dtype, device="meta") for of in OPERANDS)
+    x, w, y = (torch.empty(p.shape_of(of), dtype=dtype, device="meta") for of in OPERANDS)
     bias = torch.empty(p.out_channels, dtype=dtype, device="meta")
     with torch.inference_mode():
         compute = operators.ready(*map(layout_of, (x, w, bias)), p.stride, p.padding, 0, 1, 1, "", precision)

@@ -74,7 +74,7 @@ def test_what_is_named_by_sizes_or_workload_is_what_a_call_launches(filled, caps
     sizes = ("--in-channels", p.in_channels, "--out-channels", p.out_channels, "--kernel-size", p.kernel_size)
     sizes += ("--length", p.length, "--stride", p.stride, "--padding", p.padding, "--batch", p.batch)
     with bench.torch_switches(tf32=tf32):
-        numba_tconv.warm(layer, torch.empty(p.batch, p.in_channels, p.length), training=direction == "step")
+        numba_tconv.warm(layer, torch.empty(p.in_shape), training=direction == "step")
         expected = filled.calls
         assert {call.precision for call in expected} - {"ieee"} == ({"tf32"} if tf32 else set())
         for what in (sizes, ["hifigan_u3"]):

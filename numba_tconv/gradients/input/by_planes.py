@@ -105,7 +105,7 @@ class InputPlanes(GradientRung):
         # k5 and k5_dmma choose other tiles for unaligned rows.
         p = adjoint(problem)
         pitch = planes.pitch_of(problem, dtype) if planes_config else p.length
-        shape, strides = (p.batch, p.in_channels, p.length), (p.in_channels * pitch, pitch, 1)
+        shape, strides = p.in_shape, (p.in_channels * pitch, pitch, 1)
         if rung.name == "k5_mma":
             return Config(planes_config, rung.name, config_of(p, precision, device, shape, strides, 0))
         return Config(planes_config, rung.name, rung.choose(Layout(shape, strides, dtype, NO_GPU, 0), p, device))

@@ -37,7 +37,7 @@ from numba_tconv.kernels.depthwise.rows import (
     reason,
     split,
 )
-from numba_tconv.kernels.rung import Step, cuda_core_reason
+from numba_tconv.kernels.rung import Step
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, store_run, vectors_of
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
@@ -190,7 +190,7 @@ class InputDepthwise(GradientRung):
     memory_bound = True
 
     def supports(self, problem, dtype, precision):
-        if why := cuda_core_reason(dtype, precision) or reason(problem):
+        if why := super().supports(problem, dtype, precision) or reason(problem):
             return why
         if problem.batch * problem.in_channels > MOST_ROWS:
             return f"it takes up to {MOST_ROWS} pairs of a sample and a channel"

@@ -14,7 +14,7 @@ from numba import cuda, uint64
 
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.common.arguments import Signal, Weights, arguments, of_problem, signal_like, weights_like
-from numba_tconv.kernels.rung import SUM_CHANNELS, Step, cuda_core_reason
+from numba_tconv.kernels.rung import SUM_CHANNELS, Step
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, alike, flat
@@ -84,9 +84,6 @@ class InputGather(GradientRung):
     name = "grad_input_gather"
     of = "grad_input"
     idea = "one thread an element of grad_input; the taps whose output exists, no test in the loops"
-
-    def supports(self, problem, dtype, precision):
-        return cuda_core_reason(dtype, precision)
 
     def config(self, problem, dtype, device=None, precision=None):
         return Config(dtype)

@@ -27,7 +27,7 @@ from numba_tconv.kernels.depthwise.rows import (
     read_in_place,
     reason,
 )
-from numba_tconv.kernels.rung import Step, cuda_core_reason
+from numba_tconv.kernels.rung import Step
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, vectors_of
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
@@ -213,7 +213,7 @@ class WeightDepthwise(GradientRung):
     memory_bound = True
 
     def supports(self, problem, dtype, precision):
-        if why := cuda_core_reason(dtype, precision) or reason(problem):
+        if why := super().supports(problem, dtype, precision) or reason(problem):
             return why
         splits = splits_of(problem, choose(problem, dtype))[1]
         if splits * problem.in_channels * problem.out_channels_per_group > MOST_BLOCKS:

@@ -159,7 +159,7 @@ def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, e
         -(-outputs // (width * THREADS)),
         alike((splits * outputs,), torch.float32),
         Bias(alike((p.out_channels,), dtype), has_bias),
-        *(alike((p.batch, p.out_channels, p.out_length), dtype), splits, group_outputs, p.out_length, width),
+        *(alike(p.out_shape, dtype), splits, group_outputs, p.out_length, width),
         early=early,
     )
 

@@ -19,7 +19,7 @@ from numba import cuda, int32, int64, types, uint32, uint64
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
 from numba_tconv.kernels.common.arguments import Bias, of_problem, placed_like, placed_signal_like, weights_like
-from numba_tconv.kernels.rung import Rung, cuda_core_reason, taking_bias
+from numba_tconv.kernels.rung import Rung, taking_bias
 from numba_tconv.ptx import device_function, load_vector, store_vector
 from numba_tconv.runtime import device as devices
 from numba_tconv.runtime.elements import ELEMENTS
@@ -268,7 +268,7 @@ class Depthwise(Rung):
     idea = "few channels a group: inputs through shared memory once, weights in registers, aligned 16-byte stores"
 
     def supports(self, problem, dtype, precision):
-        if reason := cuda_core_reason(dtype, precision):
+        if reason := super().supports(problem, dtype, precision):
             return reason
         if max(problem.in_channels_per_group, problem.out_channels_per_group) > MOST_CHANNELS:
             return f"it takes up to {MOST_CHANNELS} input and {MOST_CHANNELS} output channels a group"

@@ -20,7 +20,7 @@ from numba import cuda, int32, int64
 
 from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.packed_weights import after_packing
-from numba_tconv.kernels.rung import Rung, Step, cuda_core_reason, taking_bias
+from numba_tconv.kernels.rung import Rung, Step, taking_bias
 from numba_tconv.ptx import (
     add_vectors,
     cp_async,
@@ -185,13 +185,13 @@ class RegisterTile(Rung):
     def supports(self, problem, dtype, precision):
         if dtype in (torch.float16, torch.bfloat16):
             return "its cp.async pipeline takes float32 and float64; half types wait for the tensor-core rungs"
-        return cuda_core_reason(dtype, precision)
+        return super().supports(problem, dtype, precision)
 
     def config(self, problem, dtype, precision=None):
         return choose(problem, dtype)
 
     def config_on(self, device, problem, dtype, precision):
-        x = Layout.contiguous((problem.batch, problem.in_channels, problem.length), dtype, NO_GPU)
+        x = Layout.contiguous(problem.in_shape, dtype, NO_GPU)
         return self.choose(x, problem, device)
 
     def tile(self, config):

@@ -57,7 +57,7 @@ def plan_of(
         signal_like(x),
         packed,
         Bias(alike((p.out_channels,), x.dtype) if has_bias else packed, has_bias),
-        alike((p.batch, p.out_channels, p.out_length), x.dtype),
+        alike(p.out_shape, x.dtype),
         Sizes(
             batch=p.batch,
             length=p.length,

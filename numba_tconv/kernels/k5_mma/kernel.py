@@ -197,7 +197,7 @@ class WarpMatrix(TensorRung):
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
 
     def config_on(self, device, problem, dtype, precision):
-        x = torch.empty((problem.batch, problem.in_channels, problem.length), dtype=dtype, device="meta")
+        x = torch.empty(problem.in_shape, dtype=dtype, device="meta")
         return config_of(problem, precision, device, x.shape, x.stride(), 0)
 
     def tile(self, config):
@@ -240,7 +240,7 @@ def _plan(
     packed = alike((packing.size,), dtype)
     x = Input(alike(shape, dtype, strides), *strides[:2])
     weights = Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, has_bias)
-    y = alike((p.batch, p.out_channels, p.out_length), dtype)
+    y = alike(p.out_shape, dtype)
     sizes = Sizes(
         *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
         columns,

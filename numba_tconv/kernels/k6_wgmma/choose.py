@@ -103,7 +103,7 @@ def _first_stage_ms(problem: Problem, config: Config, device: Device) -> float:
     clocks = turn * turns_of(config, row_tiles, column_tiles(p, config), device.multiprocessors)
     ends = 0 if tile.aligned else p.out_channels * column_tiles(p, config) * ENDS / tile.itemsize
     memory = (p.min_bytes(tile.itemsize) + ends) / BANDWIDTH * (BULK_TRAFFIC if config.bulk_channels else 1)
-    shape, groups = (p.batch, p.in_channels, p.length), p.groups // config.splits
+    shape, groups = p.in_shape, p.groups // config.splits
     before = k6_input.cost(shape, config, groups, sample_columns(p, config))
     if config.tail:
         before += TAIL + TAIL_STAGE * stages

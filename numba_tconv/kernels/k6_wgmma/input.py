@@ -67,7 +67,7 @@ def input_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: 
 
 def copy_kernels(problem: Problem, config: Config) -> list[Kernel]:
     p = split(problem, config.splits)
-    shape, strides = (p.batch, p.in_channels, p.length), (p.in_channels * p.length, p.length, 1)
+    shape, strides = p.in_shape, (p.in_channels * p.length, p.length, 1)
     copy = input_of(shape, strides, 0, config, problem.groups, sample_columns(p, config)).copy
     return kernels_of(config.tile.dtype) if copy and copy != to_contiguous else []
 

@@ -61,7 +61,7 @@ def plan_of(
     p, tile = split(problem, config.splits), config.tile
     chunks = channel_chunks(p, config)
     first, columns = sample_columns(p, config)
-    x_shape = p.batch, p.in_channels, p.length
+    x_shape = p.in_shape
     taken = input_of(x_shape, x.strides, x.offset % ALIGNMENT, config, problem.groups, (first, columns))
     shape, strides, offset, rows = taken.shape, taken.strides, taken.offset, taken.rows
     template = template_map(shape, strides, offset, config, rows) if rows else NO_MAP
@@ -89,7 +89,7 @@ def plan_of(
             samples=samples,
         ),
         Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, has_bias),
-        Target(alike((p.batch, p.out_channels, p.out_length), tile.out_dtype), p.batch, p.out_length),
+        Target(alike(p.out_shape, tile.out_dtype), p.batch, p.out_length),
         Channels(p.in_channels_per_group, p.out_channels_per_group, p.groups),
         Columns(p.padding, columns, first),
         Grid(

@@ -223,7 +223,7 @@ def prepare(
         -(-p.batch // SAMPLES) * row_tiles,
         Input(alike(x_shape, dtype, x_strides), *x_strides[:2]),
         Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, int(has_bias)),
-        alike((p.batch, p.out_channels, p.out_length), dtype),
+        alike(p.out_shape, dtype),
         Sizes(p.batch, p.length, p.in_channels_per_group, p.out_channels_per_group),
         RowTiles(group_tiles, row_tiles, stages),
         LastColumn(column, first_output, p.out_length - first_output, p.out_length),

@@ -49,10 +49,9 @@ def _reason_against_mma(x: Layout, state: Layout, weight: Layout, problem: Probl
 def steps(problem: Problem, dtype: torch.dtype, precision: str = "ieee") -> list[Step]:
     """The launch of a step of contiguous tensors; ``problem``: as for ``choose``."""
     p = problem
-    kept = p.taps.shift(p.kernel_size - 1)
-    shapes = (p.batch, p.in_channels, p.length), (p.batch, p.in_channels, kept)
-    weight = p.in_channels, p.out_channels_per_group, p.kernel_size
-    config = choose(*(Layout.contiguous(shape, dtype, -1) for shape in (*shapes, weight)), p, precision)
+    state = p.batch, p.in_channels, p.taps.shift(p.kernel_size - 1)
+    laid_out = (Layout.contiguous(shape, dtype, -1) for shape in (p.in_shape, state, p.weight_shape))
+    config = choose(*laid_out, p, precision)
     kernel = kernel_of(config)
     return [Step("main", kernel, kernel.shared_bytes)]
 

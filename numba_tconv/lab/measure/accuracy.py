@@ -12,7 +12,7 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.selection.directions import FORWARD
 
-from .directions import Operands, by_torch, shape_of
+from .directions import Operands, by_torch
 
 ORACLE_ELEMENTS = 1 << 27  # 1 GiB
 NO_TF32 = 1e-5  # relative norm of results not rounded to TF32
@@ -73,7 +73,7 @@ def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Err
     terms = p.terms(result)
     spread = math.hypot(OPERANDS_SPREAD.get(precision, 0), 2**-24 * math.sqrt(min(terms, FEW_TERMS) / 6))
     products = operands._replace(bias=None)
-    fewest = min(math.prod(shape_of(result, p)), *(t.numel() for t in products.of(result) if t is not None))
+    fewest = min(math.prod(p.shape_of(result)), *(t.numel() for t in products.of(result) if t is not None))
     square = square_largest = truth_square = truth_largest = 0
     both = (in_float64(result, operands, p), in_float64(result, products, p, torch.square))
     for (_, truth), (_, squares) in zip(*both, strict=True):

@@ -19,7 +19,7 @@ from numba_tconv.selection.directions import FORWARD, STEP, results_of, rungs_of
 from . import expert, machine
 from .accuracy import Error, errors, right
 from .contestants import AUTO, CUDNN, rungs_for
-from .directions import Operands, by_autograd, by_selection, by_torch, costs_of, our_forward, shape_of, torch_forward
+from .directions import Operands, by_autograd, by_selection, by_torch, costs_of, our_forward, torch_forward
 from .rows import CALL, FROZEN, Row
 from .timing import FLUSHES, Contestant, interleave, quantile
 from .workloads import Workload
@@ -65,7 +65,7 @@ def make_inputs(workload: Workload, dtype: torch.dtype, device: str, seed: int =
     filters = 1 if workload.expanded_weight else p.in_channels
     weight = normal(filters, p.out_channels_per_group, p.kernel_size) / math.sqrt(terms)
     return (
-        normal(p.batch, p.in_channels, p.length),
+        normal(*p.in_shape),
         weight.expand(p.in_channels, -1, -1),
         normal(p.out_channels) if p.bias else None,
     )
@@ -77,7 +77,7 @@ def make_operands(workload: Workload, dtype: torch.dtype, device: str, gradients
     if not gradients:
         return inputs
     generator = torch.Generator(device).manual_seed(1)
-    grad_output = torch.randn(shape_of(FORWARD, workload.problem), generator=generator, device=device)
+    grad_output = torch.randn(workload.problem.out_shape, generator=generator, device=device)
     return inputs._replace(grad_output=grad_output.to(dtype))
 
 
@@ -148,7 +148,7 @@ def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, pr
 
 def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: str) -> Contestant:
     asked = TF32_ALLOWED if precision == "tf32" else precision
-    shapes = [shape_of(result, p) for result in results_of(direction, p)]
+    shapes = [p.shape_of(result) for result in results_of(direction, p)]
 
     def poison():
         return [torch.full(shape, math.nan, dtype=operands.x.dtype, device=operands.x.device) for shape in shapes]

@@ -15,7 +15,7 @@ from numba_tconv.selection.directions import FORWARD, RESULTS, rungs_of
 
 from . import bench
 from .accuracy import Error, errors, in_float64, right
-from .directions import Operands, by_torch, shape_of
+from .directions import Operands, by_torch
 from .mismatch import Mismatch, mismatch
 from .workloads import Workload
 
@@ -54,7 +54,7 @@ def where() -> str:
 
 
 def require_checkable(problem: Problem) -> None:
-    if not math.prod(shape_of(FORWARD, problem)):
+    if not math.prod(problem.out_shape):
         raise ValueError(f"{problem} has no outputs, so there is nothing to check")
 
 
@@ -96,7 +96,7 @@ def _parity(result: str, operands: Operands, p: Problem, precision: str) -> Iter
         if reason := rung.refusal(p, dtype, peak, current_device()):
             yield Outcome(name, None, True, f"cannot do it: {reason}")
             continue
-        values = torch.full(shape_of(result, p), math.nan, dtype=dtype, device=device)
+        values = torch.full(p.shape_of(result), math.nan, dtype=dtype, device=device)
         rung.run(*operands.of(result), values, p, precision=peak)
         found = error(values)
         is_right, where = right(result, found, of_torch, operands, precision, p), None

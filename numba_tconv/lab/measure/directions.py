@@ -32,15 +32,6 @@ class Operands(NamedTuple):
         }[result]
 
 
-def shape_of(result: str, p: Problem) -> tuple[int, ...]:
-    return {
-        FORWARD: (p.batch, p.out_channels, p.out_length),
-        "grad_input": (p.batch, p.in_channels, p.length),
-        "grad_weight": (p.in_channels, p.out_channels_per_group, p.kernel_size),
-        "grad_bias": (p.out_channels,),
-    }[result]
-
-
 def costs_of(direction: str, p: Problem) -> list[Problem]:
     """Forward passes that together cost what the direction does."""
     without_bias = replace(p, bias=False)

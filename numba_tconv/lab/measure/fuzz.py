@@ -18,14 +18,14 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.cli import commands
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import device
-from numba_tconv.selection.directions import FORWARD, rung_direction
+from numba_tconv.selection.directions import rung_direction
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import gradient_operators as grad_ops
 from numba_tconv.torch_api import torchs
 
 from .bench import DTYPES
-from .directions import Operands, shape_of
+from .directions import Operands
 
 
 class Structure(NamedTuple):
@@ -89,12 +89,12 @@ class Case:
     def check(self) -> None:
         p, dtype, where = self.problem, DTYPES[self.dtype], "cpu" if SIMULATOR else "cuda"
         generator = torch.Generator(where).manual_seed(self.seed)
-        shapes = shape_of("grad_input", p), shape_of("grad_weight", p), shape_of(FORWARD, p)
+        shapes = p.in_shape, p.weight_shape, p.out_shape
         x, w, g = (one.random(shape, dtype, generator) for one, shape in zip(self.layouts, shapes, strict=True))
         bias = Layout().random((1, 1, p.out_channels), dtype, generator)[0, 0] if p.bias else None
         rung, of = (RUNGS | GRADIENTS)[self.rung], rung_direction(self.rung)
         operands = Operands(x, w, bias, g).of(of)
-        result = torch.full(shape_of(of, p), math.nan, dtype=dtype, device=where)
+        result = torch.full(p.shape_of(of), math.nan, dtype=dtype, device=where)
         # Tiny tiles give tiny problems seams and tails.
         config = rung.tiny_configs(p, dtype)[0] if SIMULATOR else None
         rung.run(*operands, result, p, config, self.precision)

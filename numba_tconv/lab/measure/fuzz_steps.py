@@ -44,7 +44,7 @@ class Case:
         def tensor(*shape):
             return torch.randn(shape, generator=generator, device=self.device).to(dtype)
 
-        weight = tensor(p.in_channels, p.out_channels_per_group, p.kernel_size)
+        weight = tensor(*p.weight_shape)
         bias = tensor(p.out_channels) if p.bias else None
         state = streaming.initial_state(self.slots, weight, p.stride, p.dilation)
         operands = weight, bias, p.stride, p.groups, p.dilation

@@ -9,8 +9,6 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 
-from .directions import shape_of
-
 MOST_LISTED = 6
 ALMOST_ALL = 0.99
 
@@ -50,7 +48,7 @@ def mismatch(
     An output is wrong if NaN, or off by more than ``tolerance`` times the largest expected magnitude. None: the larger
     of 1e-5 and twice the spacing of got's dtype; TF32 needs 1e-3. Raises ValueError for other shapes.
     """
-    shape = shape_of("forward", problem)
+    shape = problem.out_shape
     for name, values in (("got", got), ("expected", expected)):
         if tuple(values.shape) != shape:
             raise ValueError(f"{name} must have the shape {shape} of {problem}'s output, got {tuple(values.shape)}")

@@ -96,7 +96,7 @@ def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Trie
     with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():
         x, weight, bias = bench.make_inputs(workload, dtype, "cuda")
         packed_once = FrozenWeights(weight)
-        y = torch.empty((p.batch, p.out_channels, p.out_length), dtype=dtype, device="cuda")
+        y = torch.empty(p.out_shape, dtype=dtype, device="cuda")
         ends = torch.tensor(sorted({0, p.batch - 1}), device="cuda")
 
         def contestant(config):

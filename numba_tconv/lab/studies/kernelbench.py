@@ -129,7 +129,7 @@ def run(number: int) -> Verdict:
     with torch.no_grad():
         for trial in range(CORRECTNESS_TRIALS):
             torch.manual_seed(SEED + trial)
-            x = torch.rand(p.batch, p.in_channels, p.length, device="cuda")
+            x = torch.rand(p.in_shape, device="cuda")
             expected, y = theirs(x), ours(x)
             if y.shape != expected.shape:
                 same_shape = False

@@ -108,7 +108,7 @@ def measure(name: str, dtype: str, batch: int, frames: int, repeats: int = 20) -
     def random(*shape):
         return torch.randn(shape, generator=generator, device="cuda").to(kind)
 
-    weight = random(p.in_channels, p.out_channels_per_group, p.kernel_size)
+    weight = random(*p.weight_shape)
     bias = random(p.out_channels) if p.bias else None
     chunks = random(STEPS, batch, p.in_channels, frames)
     x = chunks[0].clone()

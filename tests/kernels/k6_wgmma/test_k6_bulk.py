@@ -284,7 +284,7 @@ def check(state, p, config, shift):
         assert all(BUFFERS <= at < BUFFERS + config.own_staging or at >= BIASES for at in state.memory)
     assert found, "some tile leaves in bulk"
     assert set(state.written.values()) == {1}, "no output twice"
-    inner = {(n, c, o) for n, c, o in np.ndindex(p.batch, p.out_channels, p.out_length)}
+    inner = set(np.ndindex(p.out_shape))
     rows = defaultdict(list)
     for index, value in y.items():
         rest, o = divmod(index, p.out_length)

@@ -22,8 +22,8 @@ def told(monkeypatch, problem, offset=0, has_bias=True, y_offset=0, splits=1):
     """The arguments of the launch for a contiguous x that begins ``offset`` bytes after a multiple of 16."""
     p = problem
     monkeypatch.setattr(plan, "template_map", lambda *_: TEMPLATE)
-    w = Layout.of(torch.empty((p.in_channels, p.out_channels_per_group, p.kernel_size), device="meta"))
-    x = Layout.contiguous((p.batch, p.in_channels, p.length), torch.float32, NO_GPU)._replace(offset=offset)
+    w = Layout.of(torch.empty(p.weight_shape, device="meta"))
+    x = Layout.contiguous(p.in_shape, torch.float32, NO_GPU)._replace(offset=offset)
     config = replace(choose(p, "tf32"), splits=splits)
     given = p, config, "tf32", x, w, has_bias, y_offset
     return config, plan.plan_of.__wrapped__(kernel.make_kernel, *given).launch.arguments

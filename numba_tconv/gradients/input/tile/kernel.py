@@ -17,7 +17,7 @@ from numba_tconv.gradients.input.parts import second_stage, split
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
-from numba_tconv.kernels.rung import Step, cuda_core_reason
+from numba_tconv.kernels.rung import Step
 from numba_tconv.ptx import (
     add_vectors,
     cp_async,
@@ -253,9 +253,6 @@ class InputTile(GradientRung):
     idea = "a matrix product from registers: one window of grad_output for all taps of a row, loaded a stage ahead"
     minimum_cc = (8, 0)  # cp.async
 
-    def supports(self, problem, dtype, precision):
-        return cuda_core_reason(dtype, precision)
-
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, dtype, device or gpu.H200)
 
@@ -313,7 +310,7 @@ def _prepared(problem: Problem, config: Config | None, g: Layout, w: Layout, dev
     )
     main = make_kernel(config.alone).prepare(
         (row_tiles * p.groups, -(-column_tiles // planes), planes),
-        *(signal_like(g), packed, alike((p.batch, p.in_channels, p.length), g.dtype), of_problem(Sizes, p), grid),
+        *(signal_like(g), packed, alike(p.in_shape, g.dtype), of_problem(Sizes, p), grid),
         early=config.early_launch,
     )
     return Plan(packed, pack, main, second_stage(problem, g.dtype, config.splits, config.early_launch))

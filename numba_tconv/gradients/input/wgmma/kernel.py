@@ -198,8 +198,7 @@ class InputWarpgroup(WgmmaGradient):
 
     def config(self, problem, dtype, device=None, precision=None):
         """Assumes a contiguous grad_output."""
-        shape = problem.batch, problem.out_channels, problem.out_length
-        sheared = sheared_of(Layout.contiguous(shape, dtype, NO_GPU))
+        sheared = sheared_of(Layout.contiguous(problem.out_shape, dtype, NO_GPU))
         return choose_for(problem, precision or default_precision(dtype), sheared, device or gpu.H200)
 
     def steps(self, config, problem, device=H200):
@@ -252,7 +251,7 @@ def _prepared(
     p = problem
     g_template = template(g.shape, g.strides, config) if config.sheared > 1 else template_of_rows(g, config)
     splits = splits_of(p, config, device) if config.partial else 1
-    second, sums = None, alike((p.batch, p.in_channels, p.length), g.dtype)
+    second, sums = None, alike(p.in_shape, g.dtype)
     if config.partial:
         second = _second_stage(p, config, splits)
         sums = alike((second.sums,), torch.float32)

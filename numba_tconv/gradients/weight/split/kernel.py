@@ -19,7 +19,7 @@ from numba_tconv.gradients.sum import accumulator_of, added_up
 from numba_tconv.gradients.sum import make_kernel as make_sum
 from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
 from numba_tconv.kernels.k4_register_tile.plan import vectors_align
-from numba_tconv.kernels.rung import Step, cuda_core_reason
+from numba_tconv.kernels.rung import Step
 from numba_tconv.ptx import add_vectors, cp_async_commit, cp_async_wait, device_function, store_vectors
 from numba_tconv.runtime import device as gpu
 from numba_tconv.runtime.device import H200
@@ -208,9 +208,6 @@ class WeightSplit(GradientRung):
     idea = "a matrix product from registers; the positions are split over blocks, and added up in a fixed order"
     minimum_cc = (8, 0)  # cp.async
 
-    def supports(self, problem, dtype, precision):
-        return cuda_core_reason(dtype, precision)
-
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, dtype, device or gpu.H200)
 
@@ -218,7 +215,7 @@ class WeightSplit(GradientRung):
         return tiny(problem, dtype)
 
     def config_on(self, device, problem, dtype, precision):
-        x = Layout.contiguous((problem.batch, problem.in_channels, problem.length), dtype, NO_GPU)
+        x = Layout.contiguous(problem.in_shape, dtype, NO_GPU)
         return _copying(super().config_on(device, problem, dtype, precision), x)
 
     def steps(self, config, problem, device=H200):

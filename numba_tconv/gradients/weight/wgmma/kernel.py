@@ -57,7 +57,7 @@ from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, flat
 from numba_tconv.runtime.kernel import alike as tensor_alike
-from numba_tconv.runtime.layout import Layout, room
+from numba_tconv.runtime.layout import NO_GPU, Layout, room
 
 from . import sum as grad_weight_sum
 from .arguments import GRID, ROWS, Block, Grid, Lane, Rows
@@ -189,10 +189,9 @@ class WeightWarpgroup(WgmmaGradient):
 
     def config(self, problem, dtype, device=None, precision=None):
         """As choose.choose_for."""
-        p = problem
-        shape, strides = (p.batch, p.out_channels, p.out_length), (p.out_channels * p.out_length, p.out_length, 1)
-        alike = rows_alike(shape, strides, dtype.itemsize)
-        return choose_for(p, precision or default_precision(dtype), alike, device or gpu.H200)
+        g = Layout.contiguous(problem.out_shape, dtype, NO_GPU)
+        alike = rows_alike(g.shape, g.strides, dtype.itemsize)
+        return choose_for(problem, precision or default_precision(dtype), alike, device or gpu.H200)
 
     def steps(self, config, problem, device=H200):
         separated, own = config
