@@ -125,14 +125,17 @@ class Problem:
 
     @property
     def in_shape(self) -> tuple[int, int, int]:
+        """(N, C_in, L)."""
         return self.batch, self.in_channels, self.length
 
     @property
     def weight_shape(self) -> tuple[int, int, int]:
+        """(C_in, C_out/groups, K)."""
         return self.in_channels, self.out_channels_per_group, self.kernel_size
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
+        """(N, C_out, L_out)."""
         return self.batch, self.out_channels, self.out_length
 
     def shape_of(self, of: str) -> tuple[int, ...]:

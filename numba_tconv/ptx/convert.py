@@ -6,7 +6,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from .core import asm, f32, i16, i32, instruction, no_meaning
+from .core import asm, f32, i16, i32, instruction, operation
 
 
 # Numba sees torch's bfloat16 as uint16.
@@ -30,25 +30,8 @@ def _f32_to_bf16(value):
     return np.uint16((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
 
 
-@instruction(_f32_to_bf16)
-def f32_to_bf16(typingctx, value):
-    """cvt.rn.bf16.f32: nearest even, keep NaN (from sm_80)."""
-
-    def codegen(context, builder, sig, args):
-        return asm(builder, i16, [args[0]], "cvt.rn.bf16.f32 $0, $1;", "=h,f")
-
-    return types.uint16(types.float32), codegen
-
-
-def _pack(name, meaning=no_meaning):
-    @instruction(meaning)
-    def pack(typingctx, low, high):
-        def codegen(context, builder, sig, args):
-            return asm(builder, i32, [args[1], args[0]], f"cvt.rn.{name}x2.f32 $0, $1, $2;", "=r,f,f")
-
-        return types.int32(types.float32, types.float32), codegen
-
-    return pack
+f32_to_bf16 = operation("cvt.rn.bf16.f32 $0, $1;", types.uint16, types.float32, meaning=_f32_to_bf16)
+f32_to_bf16.__doc__ = """(value): nearest even, keep NaN (from sm_80)."""
 
 
 def _packed_f16(low, high):
@@ -56,7 +39,10 @@ def _packed_f16(low, high):
         return np.array([low, high], np.float32).astype(np.float16).view(np.int32)[0]
 
 
-pack_f16, pack_bf16 = _pack("f16", _packed_f16), _pack("bf16")
+# (low, high)
+_TO_PAIR = types.int32, types.float32, types.float32
+pack_f16 = operation("cvt.rn.f16x2.f32 $0, $2, $1;", *_TO_PAIR, meaning=_packed_f16)
+pack_bf16 = operation("cvt.rn.bf16x2.f32 $0, $2, $1;", *_TO_PAIR)
 
 
 def _half_of(word, upper):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 from numba import types
 
-from .core import SHARED, asm, i32, i64, instruction, item, no_meaning, word
+from .core import ELEMENT, SHARED, asm, i32, i64, instruction, item, no_meaning, operation, word
 from .simulator.meanings import address
 
 
@@ -39,29 +39,13 @@ def cp_async(elements):
     return cp_async_elements
 
 
-@instruction(lambda: None)
-def cp_async_commit(typingctx):
-    """This thread's copies since the last commit form a group."""
-
-    def codegen(context, builder, sig, args):
-        asm(builder, ir.VoidType(), [], "cp.async.commit_group;", "~{memory}")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+cp_async_commit = word("cp.async.commit_group;", meaning=lambda: None)
+cp_async_commit.__doc__ = """(): this thread's copies since the last commit form a group."""
 
 
 def cp_async_wait(pending):
     """(): waits until all but this thread's ``pending`` newest groups have landed."""
-
-    @instruction(lambda: None)
-    def cp_async_wait_group(typingctx):
-        def codegen(context, builder, sig, args):
-            asm(builder, ir.VoidType(), [], f"cp.async.wait_group {pending};", "~{memory}")
-            return context.get_dummy_value()
-
-        return types.void(), codegen
-
-    return cp_async_wait_group
+    return word(f"cp.async.wait_group {pending};", meaning=lambda: None)
 
 
 # Shared addresses are int32, in bytes.
@@ -87,23 +71,12 @@ def ld_shared(count, kind):
 
     ``kind``: float32, int32 or, for at most two, float64."""
     result = types.UniTuple(kind, count)
-    letter, name = {types.float32: ("f", "f32"), types.float64: ("d", "f64")}.get(kind, ("r", "b32"))
+    name = {types.float32: "f32", types.float64: "f64"}.get(kind, "b32")
     text = f"ld.shared.v{count}.{name} {{{', '.join(f'${z}' for z in range(count))}}}, [${count}];"
     if count == 1:
         result, text = kind, f"ld.shared.{name} $0, [$1];"
 
-    @instruction(no_meaning)
-    def ld_shared_vector(typingctx, address):
-        def codegen(context, builder, sig, args):
-            if count == 1:
-                return asm(builder, context.get_value_type(kind), args, text, f"={letter},r,~{{memory}}")
-            struct = ir.LiteralStructType([context.get_value_type(kind)] * count)
-            values = asm(builder, struct, args, text, ",".join([f"={letter}"] * count + ["r", "~{memory}"]))
-            return context.make_tuple(builder, result, [builder.extract_value(values, z) for z in range(count)])
-
-        return result(types.int32), codegen
-
-    return ld_shared_vector
+    return operation(text, result, types.int32, memory=True)
 
 
 def ldmatrix(count, transposed=False):
@@ -111,20 +84,9 @@ def ldmatrix(count, transposed=False):
 
     Lane 8*m + r gives the address of row r of matrix m. Lane 4*r + c gets word c of row r of each; of ``transposed``
     ones (16 bits), elements 2*c and 2*c + 1 of column r."""
-    result = types.UniTuple(types.int32, count)
     kind = f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if transposed else ''}.shared.b16"
     text = f"{kind} {{{', '.join(f'${z}' for z in range(count))}}}, [${count}];"
-
-    @instruction(no_meaning)
-    def load_matrices(typingctx, address):
-        def codegen(context, builder, sig, args):
-            struct = ir.LiteralStructType([i32] * count)
-            values = asm(builder, struct, args, text, ",".join(["=r"] * count + ["r", "~{memory}"]))
-            return context.make_tuple(builder, result, [builder.extract_value(values, z) for z in range(count)])
-
-        return result(types.int32), codegen
-
-    return load_matrices
+    return operation(text, types.UniTuple(types.int32, count), types.int32, memory=True)
 
 
 # (address, values): the address is a multiple of the values' size.
@@ -145,18 +107,8 @@ def cp_async_to(size):
     """(address, source, g, used): cp.async of ``size`` (4 or 16) bytes from source[g:], zeros after ``used``.
 
     Both addresses are multiples of ``size``."""
-    text = f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global [$0], [$1], {size}, $2;"
-
-    @instruction(no_meaning)
-    def cp_async_bytes(typingctx, address, source, g, used):
-        def codegen(context, builder, sig, args):
-            origin = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
-            asm(builder, ir.VoidType(), [args[0], origin, args[3]], text, "r,l,r,~{memory}")
-            return context.get_dummy_value()
-
-        return types.void(types.int32, source, types.intp, types.int32), codegen
-
-    return cp_async_bytes
+    kind = "cg" if size == 16 else "ca"
+    return word(f"cp.async.{kind}.shared.global [$0], [$1], {size}, $2;", types.int32, ELEMENT, types.int32)
 
 
 @instruction(address)
@@ -174,36 +126,19 @@ of 16. ``cp_async_to``, with its size told at run time, takes more instructions.
 cp_async_word = word("cp.async.ca.shared.global [$0], [$1], 4;", types.int32, types.int64)
 
 
-@instruction(no_meaning)
-def cp_async_bulk(typingctx, address, source, g, size, barrier):
-    """One thread copies ``size`` bytes from ``source[g:]`` to shared memory; the mbarrier counts them.
+cp_async_bulk = word(
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    *(types.int32, ELEMENT, types.int32, types.int32),
+)
+cp_async_bulk.__doc__ = """(address, source, g, size, barrier): one thread copies ``size`` bytes from ``source[g:]`` to
+shared memory; the mbarrier counts them. ``size`` and both addresses are multiples of 16."""
 
-    ``size`` and both addresses are multiples of 16."""
-    text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
-
-    def codegen(context, builder, sig, args):
-        origin = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
-        asm(builder, ir.VoidType(), [args[0], origin, args[3], args[4]], text, "r,l,r,r,~{memory}")
-        return context.get_dummy_value()
-
-    return types.void(types.int32, source, types.intp, types.int32, types.int32), codegen
-
-
-@instruction(no_meaning)
-def cp_async_bulk_store(typingctx, target, index, address, size):
-    """One thread copies ``size`` bytes from shared memory to ``target[index:]``, in its next bulk group.
-
-    ``size`` and both addresses are multiples of 16. Threads that wrote the bytes first call ``fence_async``, then meet
-    at a barrier."""
-    text = "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"
-
-    def codegen(context, builder, sig, args):
-        goes_to = builder.ptrtoint(item(context, builder, sig.args[0], args[0], args[1]), i64)
-        asm(builder, ir.VoidType(), [goes_to, args[2], args[3]], text, "l,r,r,~{memory}")
-        return context.get_dummy_value()
-
-    return types.void(target, types.intp, types.int32, types.int32), codegen
-
+cp_async_bulk_store = word(
+    "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;", ELEMENT, types.int32, types.int32
+)
+cp_async_bulk_store.__doc__ = """(target, index, address, size): one thread copies ``size`` bytes from shared memory to
+``target[index:]``, in its next bulk group. ``size`` and both addresses are multiples of 16. Threads that wrote the
+bytes first call ``fence_async``, then meet at a barrier."""
 
 cp_async_bulk_commit = word("cp.async.bulk.commit_group;")
 cp_async_bulk_commit.__doc__ = (

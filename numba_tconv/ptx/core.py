@@ -44,31 +44,68 @@ def asm(builder, result, arguments, text, constraints):
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), arguments)
 
 
-LETTERS = {types.int32: "r", types.int64: "l", types.float32: "f"}
+LETTERS = {types.int32: "r", types.int64: "l", types.uint16: "h", types.float32: "f", types.float64: "d"}
+ELEMENT = object()  # an operand's kind: an array and an index, for the element's address
+
+
+def operation(text, result, *kinds, meaning=no_meaning, memory=False, early=False):
+    """An instruction; ``result`` and operands have Numba's types, tuples one register for each item.
+
+    ``$0``, ``$1``, ... are results, then operands, booleans last, as 0 or 1. ``early``: results are written before
+    operands are read."""
+    several = isinstance(result, types.UniTuple)
+    results = list(result) if several else [result] * (result is not None)
+
+    def typed(*given):
+        parameters, given = [], iter(given)
+        for kind in kinds:
+            own = next(given)
+            parameters += [own, next(given) and types.intp] if kind is ELEMENT else [kind]
+
+        def codegen(context, builder, sig, args):
+            operands, letters, flags, args = [], [], [], zip(sig.args, args, strict=True)
+            for kind, value in args:
+                if isinstance(kind, types.Array):
+                    operands.append(builder.ptrtoint(item(context, builder, kind, value, next(args)[1]), i64))
+                    letters.append("l")
+                elif isinstance(kind, types.UniTuple):
+                    operands += [builder.extract_value(value, z) for z in range(kind.count)]
+                    letters += [LETTERS[kind.dtype]] * kind.count
+                elif kind == types.boolean:
+                    flags.append(builder.zext(value, i32))
+                else:
+                    operands.append(value)
+                    letters.append(LETTERS[kind])
+            outputs = [f"={'&' * early}{LETTERS[kind]}" for kind in results]
+            constraints = ",".join([*outputs, *letters, *"r" * len(flags), *["~{memory}"] * memory])
+            registers = [context.get_value_type(kind) for kind in results] or [ir.VoidType()]
+            of_all = ir.LiteralStructType(registers) if several else registers[0]
+            found = asm(builder, of_all, [*operands, *flags], text, constraints)
+            if several:
+                return context.make_tuple(
+                    builder, result, [builder.extract_value(found, z) for z in range(len(results))]
+                )
+            return found if results else context.get_dummy_value()
+
+        return (result or types.void)(*parameters), codegen
+
+    # Numba counts an intrinsic's parameters: a function each.
+    forms = (
+        lambda typingctx: typed(),
+        lambda typingctx, a: typed(a),
+        lambda typingctx, a, b: typed(a, b),
+        lambda typingctx, a, b, c: typed(a, b, c),
+        lambda typingctx, a, b, c, d: typed(a, b, c, d),
+        lambda typingctx, a, b, c, d, e: typed(a, b, c, d, e),
+        lambda typingctx, a, b, c, d, e, f: typed(a, b, c, d, e, f),
+        lambda typingctx, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
+    )
+    return instruction(meaning)(forms[len(kinds) + kinds.count(ELEMENT)])
 
 
 def word(text, *kinds, meaning=no_meaning):
-    """An instruction without a result; operands ``$0``, ``$1``, ... have Numba's ``kinds``."""
-    constraints = ",".join([LETTERS[kind] for kind in kinds] + ["~{memory}"])
-
-    def typed(*operands):
-        def codegen(context, builder, sig, args):
-            asm(builder, ir.VoidType(), args, text, constraints)
-            return context.get_dummy_value()
-
-        return types.void(*kinds), codegen
-
-    # Numba counts an intrinsic's parameters: a function each.
-    forms = {
-        0: lambda typingctx: typed(),
-        1: lambda typingctx, a: typed(a),
-        2: lambda typingctx, a, b: typed(a, b),
-        3: lambda typingctx, a, b, c: typed(a, b, c),
-        5: lambda typingctx, a, b, c, d, e: typed(a, b, c, d, e),
-        6: lambda typingctx, a, b, c, d, e, f: typed(a, b, c, d, e, f),
-        7: lambda typingctx, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
-    }
-    return instruction(meaning)(forms[len(kinds)])
+    """An operation without a result."""
+    return operation(text, None, *kinds, meaning=meaning, memory=True)
 
 
 def device_function(function):
@@ -116,12 +153,7 @@ def elected(typingctx):
 nounroll = word(r".pragma \22nounroll\22;", meaning=lambda: None)
 nounroll.__doc__ = """(): as the first statement of a loop's body, keeps the compiler from unrolling the loop."""
 
-
-@instruction(lambda value: value)
-def recomputed(typingctx, value):
-    """The int32 ``value`` by an opaque move: what is computed from it is computed anew, not kept in registers."""
-
-    def codegen(context, builder, sig, args):
-        return asm(builder, i32, args, "mov.b32 $0, $1;", "=r,r")
-
-    return types.int32(types.int32), codegen
+recomputed = operation("mov.b32 $0, $1;", types.int32, types.int32, meaning=lambda value: value)
+recomputed.__doc__ = (
+    """(value): the same, by an opaque move: what is computed from it is computed anew, not kept in registers."""
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 from numba import types
 
-from .core import asm, i32, i64, instruction, item, no_meaning
+from .core import ELEMENT, asm, i32, i64, instruction, item, no_meaning, operation, word
 
 
 def st_global_if(count):
@@ -37,47 +37,27 @@ def ld_shared_st_global_if(count):
     Both addresses are aligned to their size."""
     names = [f"r{z}" for z in range(count)]
     kind, words = ("b32", names[0]) if count == 1 else (f"v{count}.b32", f"{{{', '.join(names)}}}")
-    text = (
+    return word(
         f"{{ .reg .pred p; .reg .b32 {', '.join(names)}; setp.ne.b32 p, $2, 0; "
-        f"ld.shared.{kind} {words}, [$1]; @p st.global.{kind} [$0], {words}; }}"
+        f"ld.shared.{kind} {words}, [$1]; @p st.global.{kind} [$0], {words}; }}",
+        *(types.boolean, ELEMENT, types.int32),
     )
 
-    @instruction(no_meaning)
-    def copy_wanted(typingctx, wanted, target, index, address):
-        def codegen(context, builder, sig, args):
-            slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
-            asm(builder, ir.VoidType(), [slot, args[3], builder.zext(args[0], i32)], text, "l,r,r,~{memory}")
-            return context.get_dummy_value()
 
-        return types.void(types.boolean, target, types.intp, types.int32), codegen
+st_global_vector = word(
+    "{ .reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.b32 [$0], {$1, $2, $3, $4}; }",
+    *(types.boolean, ELEMENT, types.UniTuple(types.int32, 4)),
+)
+st_global_vector.__doc__ = """(wanted, target, index, words): if ``wanted``, stores four int32 to ``target[index:]``,
+16-byte aligned."""
 
-    return copy_wanted
-
-
-@instruction(no_meaning)
-def st_global_vector(typingctx, wanted, target, index, words):
-    """If ``wanted``, stores four int32 to ``target[index:]``, 16-byte aligned."""
-    text = "{ .reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.b32 [$0], {$1, $2, $3, $4}; }"
-
-    def codegen(context, builder, sig, args):
-        slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
-        values = [builder.extract_value(args[3], z) for z in range(4)]
-        asm(builder, ir.VoidType(), [slot, *values, builder.zext(args[0], i32)], text, "l,r,r,r,r,r,~{memory}")
-        return context.get_dummy_value()
-
-    return types.void(types.boolean, target, types.intp, types.UniTuple(types.int32, 4)), codegen
-
-
-@instruction(no_meaning)
-def ld_global_vector(typingctx, wanted, source, index):
-    """Four int32 from ``source[index:]``, 16-byte aligned; zeros unless ``wanted``."""
-    text = "{ .reg .pred p; setp.ne.b32 p, $5, 0; "
-    text += "".join(f"mov.b32 ${z}, 0; " for z in range(4)) + "@p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }"
-
-    def codegen(context, builder, sig, args):
-        slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
-        words = ir.LiteralStructType([i32] * 4)
-        values = asm(builder, words, [slot, builder.zext(args[0], i32)], text, "=&r,=&r,=&r,=&r,l,r,~{memory}")
-        return context.make_tuple(builder, sig.return_type, [builder.extract_value(values, z) for z in range(4)])
-
-    return types.UniTuple(types.int32, 4)(types.boolean, source, types.intp), codegen
+ld_global_vector = operation(
+    "{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
+    "@p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }",
+    types.UniTuple(types.int32, 4),
+    *(types.boolean, ELEMENT),
+    memory=True,
+    early=True,
+)
+ld_global_vector.__doc__ = """(wanted, source, index): four int32 from ``source[index:]``, 16-byte aligned; zeros unless
+``wanted``."""

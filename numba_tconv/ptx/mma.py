@@ -8,20 +8,14 @@ from __future__ import annotations
 from llvmlite import ir
 from numba import types
 
-from .core import asm, f32, f64, i32, i64, instruction, no_meaning, word
+from .core import asm, f32, f64, i64, instruction, no_meaning, operation, word
 
 # k of a product.
 DEPTH = {"tf32": 8, "f16": 16, "bf16": 16}
 
 
-@instruction(no_meaning)
-def opaque(typingctx, value):
-    """``value`` by an opaque mov.f32; ptxas serialises wgmma if it can trace accumulators."""
-
-    def codegen(context, builder, sig, args):
-        return asm(builder, f32, args, "mov.f32 $0, $1;", "=f,f")
-
-    return types.float32(types.float32), codegen
+opaque = operation("mov.f32 $0, $1;", types.float32, types.float32)
+opaque.__doc__ = """(value): the same, by an opaque mov.f32; ptxas serialises wgmma if it can trace accumulators."""
 
 
 def _accumulate(context, builder, array_type, array, at, count, text, constraints, operands, kind=f32):
@@ -145,11 +139,6 @@ def swizzled_descriptor(address):
     return (address >> 4 & 0x3FFF) | 1 << 16 | (1024 >> 4) << 32 | 1 << 62
 
 
-@instruction(no_meaning)
-def prmt(typingctx, a, b, selector):
-    """Bytes 0 to 3 are ``a``, 4 to 7 ``b``; each hex digit of ``selector`` picks one, plus 8 repeats its top bit."""
-
-    def codegen(context, builder, sig, args):
-        return asm(builder, i32, args, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")
-
-    return types.int32(types.int32, types.int32, types.int32), codegen
+prmt = operation("prmt.b32 $0, $1, $2, $3;", *[types.int32] * 4)
+prmt.__doc__ = """(a, b, selector): bytes 0 to 3 are ``a``, 4 to 7 ``b``; each hex digit of ``selector`` picks one,
+plus 8 repeats its top bit."""

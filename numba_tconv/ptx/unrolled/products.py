@@ -8,7 +8,7 @@ from numba import types
 from numba_tconv.ptx.core import i16, i32, i64, instruction, item
 from numba_tconv.ptx.simulator.meanings import multiplied, multiplied_runs
 
-from .runs import local_of, put, widened
+from .runs import get, local_of, put, widened
 
 
 def _switch(builder, case, codes):
@@ -30,16 +30,12 @@ def _switch(builder, case, codes):
 def _products(builder, case, sums, a, b):
     read, totals = {}, {}
     for s, i, j in case:
-        for key, value in ((("a", i), lambda i=i: _get(builder, a, i)), (("b", j), lambda j=j: b(j))):
+        for key, value in ((("a", i), lambda i=i: get(builder, a, i)), (("b", j), lambda j=j: b(j))):
             if key not in read:
                 read[key] = value()
-        totals[s] = builder.fma(read["a", i], read["b", j], totals[s] if s in totals else _get(builder, sums, s))
+        totals[s] = builder.fma(read["a", i], read["b", j], totals[s] if s in totals else get(builder, sums, s))
     for s, total in totals.items():
         put(builder, sums, s, total)
-
-
-def _get(builder, local, z):
-    return builder.load(builder.gep(local, [ir.Constant(i64, z)]))
 
 
 def multiply_add(cases):
@@ -52,7 +48,7 @@ def multiply_add(cases):
             sums, a, b = arrays
 
             def code(products):
-                return lambda: _products(builder, products, sums, a, lambda j: _get(builder, b, j))
+                return lambda: _products(builder, products, sums, a, lambda j: get(builder, b, j))
 
             _switch(builder, args[3], [code(products) for products in cases])
             return context.get_dummy_value()

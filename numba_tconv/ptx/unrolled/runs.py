@@ -35,6 +35,10 @@ def local_of(context, builder, sig, args, k):
     return context.make_array(sig.args[k])(context, builder, args[k]).data
 
 
+def get(builder, local, z):
+    return builder.load(builder.gep(local, [ir.Constant(i64, z)]))
+
+
 def put(builder, local, z, value):
     builder.store(value, builder.gep(local, [ir.Constant(i64, z)]))
 
@@ -151,7 +155,7 @@ def store_run(element, count=None):
     def store_run_of(typingctx, target, index, values, at):
         def codegen(context, builder, sig, args):
             local = builder.gep(local_of(context, builder, sig, args, 2), [args[3]])
-            numbers = [builder.load(builder.gep(local, [ir.Constant(i64, z)])) for z in range(vector)]
+            numbers = [get(builder, local, z) for z in range(vector)]
             value = pack_vector(builder, element, numbers)
             place = item(context, builder, sig.args[0], args[0], args[1])
             builder.store(value, builder.bitcast(place, ir.PointerType(value.type)), align=size)

@@ -10,7 +10,7 @@ from numba import types
 from numba_tconv.ptx.core import SHARED, asm, i32, i64, instruction, item
 from numba_tconv.ptx.simulator.meanings import copied_vectors, gathered, multiplied_window
 
-from .runs import local_of, pack_vector, put, widened
+from .runs import get, local_of, pack_vector, put, widened
 
 GRANULE = 4  # elements of a load
 
@@ -58,13 +58,13 @@ def multiply_window(element, products, apart):
                 if j not in window:
                     load_window(j // GRANULE * GRANULE)
                 if s not in totals and not apart:
-                    totals[s] = _get(builder, local, s)
+                    totals[s] = get(builder, local, s)
                 if s in totals:
                     totals[s] = builder.fma(factors[i], window[j], totals[s])
                 else:
                     totals[s] = builder.fmul(factors[i], window[j])
             for s, total in totals.items():
-                put(builder, local, s, builder.fadd(_get(builder, local, s), total) if apart else total)
+                put(builder, local, s, builder.fadd(get(builder, local, s), total) if apart else total)
             return context.get_dummy_value()
 
         return types.void(sums, inputs, types.intp, weights, types.intp), codegen
@@ -84,7 +84,7 @@ def spread(runs, length):
         def codegen(context, builder, sig, args):
             target, source = (local_of(context, builder, sig, args, k) for k in range(2))
             for r in range(runs):
-                value = _get(builder, source, r)
+                value = get(builder, source, r)
                 for z in range(length):
                     put(builder, target, r * length + z, value)
             return context.get_dummy_value()
@@ -109,7 +109,7 @@ def store_runs(runs, length, stride):
             for r in range(runs):
                 for z in range(length):
                     place = builder.gep(target, [ir.Constant(i64, r * stride + z)])
-                    builder.store(_get(builder, source, r * length + z), place)
+                    builder.store(get(builder, source, r * length + z), place)
             return context.get_dummy_value()
 
         return types.void(shared, types.intp, sums), codegen
@@ -151,7 +151,7 @@ def store_gathered(element, count, shared_hop, hop):
         def codegen(context, builder, sig, args):
             local = local_of(context, builder, sig, args, 3)
             sources = [
-                item(context, builder, sig.args[2], args[2], builder.sext(_get(builder, local, z), i64))
+                item(context, builder, sig.args[2], args[2], builder.sext(get(builder, local, z), i64))
                 for z in range(vector)
             ]
             goes_to = item(context, builder, sig.args[0], args[0], args[1])
@@ -166,10 +166,6 @@ def store_gathered(element, count, shared_hop, hop):
         return types.void(target, types.intp, shared, places), codegen
 
     return store_gathered_of
-
-
-def _get(builder, local, z):
-    return builder.load(builder.gep(local, [ir.Constant(i64, z)]))
 
 
 def _load(builder, pointer, vector, align):
