@@ -148,7 +148,7 @@ def test_sums_are_staged_in_their_rows_and_columns(monkeypatch, device):
 
 def test_inputs_and_sums_lie_in_different_banks():
     """Half a warp reads 16 inputs of 8 bytes at once; a quarter stores eight pairs of sums."""
-    sizes = {(config.width, config.pitch) for _, config in configs()}
+    sizes = {(config.width, config.result_pitch) for _, config in configs()}
     assert len(sizes) > 5
     for width, pitch in sizes:
         for first in (0, 16):

@@ -40,6 +40,9 @@ class WarpTile(ThreadTile):
     thread_m: int
     thread_n: int
     lanes_m: int
+    stages: int
+    partial: int  # stages of a partial sum; 0: all
+    stage: int  # elements of a stage
 
     @property
     def exchanged(self) -> bool:
@@ -57,6 +60,21 @@ class WarpTile(ThreadTile):
     @property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
+
+    @property
+    def partials(self) -> int:
+        """First element of partial sums in shared memory."""
+        return self.stages * self.stage
+
+    @property
+    def result_pitch(self) -> int:
+        """Elements between staged rows of results, against bank conflicts."""
+        return self.block_n + self.vector
+
+    @property
+    def shared_bytes(self) -> int:
+        partials = self.thread_m * self.thread_n * self.threads if self.partial else 0
+        return max(self.partials + partials, self.block_m * self.result_pitch) * self.itemsize
 
 
 @cache

@@ -14,7 +14,7 @@ def make_store(config: Config):
     """Build ``store``, by the first ``config.threads`` threads; outputs without a tap are the bias, or zero.
 
     ``values``: a local array of ``y_vector`` elements."""
-    threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.pitch
+    threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.result_pitch
     stride, dilation, gap, rows = config.stride, config.dilation, config.taps.gap, config.taps.rows
     phases, channels, accumulator = config.phases, config.channels, ELEMENTS[config.dtype].accumulator
     phase_pitch, channel_pitch = (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)

@@ -52,7 +52,7 @@ def make_advance(config: Config, multiply: Callable):
     ``tails``: from Multiply.tails_of. ``live``: whether the thread multiplies."""
     threads, vector, stages, block_k = config.threads, config.vector, config.stages, config.block_k
     x_stage, w_stage, itemsize = config.x_stage, config.w_stage, config.itemsize
-    slot_size, reach, chunk_shift = x_stage + w_stage, config.halo + config.lead, config.chunk_shift
+    slot_size, reach, chunk_shift = config.stage, config.halo + config.lead, config.chunk_shift
     w_copies = -(-w_stage // (vector * threads))
     aim, load_window = make_aim(config, threads // 32), make_load_window(config, threads // 32)
     copy_w, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)

@@ -28,8 +28,8 @@ class Multiply(NamedTuple):
 def make_multiply(config: Config) -> Multiply:
     vector, block_m, block_k, tap_chunk = config.vector, config.block_m, config.block_k, config.tap_chunk
     thread_m, thread_n, lanes_m, lanes_n = config.thread_m, config.thread_n, config.lanes_m, 32 // config.lanes_m
-    warps_n, halo, window, pitch, step = config.warps_n, config.halo, config.window, config.pitch, config.taps.step
-    phases, channels, ragged = config.phases, config.channels, config.ragged
+    warps_n, halo, window, step = config.warps_n, config.halo, config.window, config.taps.step
+    phases, channels, ragged, pitch = config.phases, config.channels, config.ragged, config.result_pitch
     uniform, apart, lead = config.uniform, config.apart, config.lead
     whole_taps = tap_chunk - 1 if ragged else tap_chunk  # that every row has
     at_once, itemsize = config.at_once, config.itemsize

@@ -112,24 +112,13 @@ class Config(WarpTile):
         return self.block_k * self.tap_chunk * self.block_m
 
     @property
+    def stage(self) -> int:
+        return self.x_stage + self.w_stage
+
+    @property
     def chunk_shift(self) -> int:
         """Columns between windows of tap chunks."""
         return self.tap_chunk * self.taps.step if self.several_chunks else 0
-
-    @property
-    def pitch(self) -> int:
-        """Elements between staged rows, against bank conflicts."""
-        return self.block_n + self.vector
-
-    @property
-    def partials(self) -> int:
-        """First element of partial sums."""
-        return self.stages * (self.x_stage + self.w_stage)
-
-    @property
-    def shared_bytes(self) -> int:
-        partials = self.thread_m * self.thread_n * self.threads if self.partial else 0
-        return max(self.partials + partials, self.block_m * self.pitch) * self.itemsize
 
     def columns(self, problem: Problem) -> tuple[int, int]:
         """First column and columns of a sample: multiples of ``begin``."""

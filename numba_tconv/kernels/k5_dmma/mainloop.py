@@ -17,7 +17,7 @@ def make_multiply(config: Config) -> Multiply:
     block_k, tap_chunk, fours, at_once = config.block_k, config.tap_chunk, config.fours, config.at_once
     rows, columns, warps_n = 8 * config.thread_m, 4 * config.thread_n, config.warps_n
     tiles_m, tiles_n, all_tiles = rows // ROWS, columns // COLUMNS, config.block_m // ROWS
-    width, halo, pitch, step, ragged = config.width, config.halo, config.pitch, config.taps.step, config.ragged
+    width, halo, pitch, step, ragged = config.width, config.halo, config.result_pitch, config.taps.step, config.ragged
     lead = config.lead
     whole_taps = tap_chunk - 1 if ragged else tap_chunk
     # Bytes: weights of a product; weights, inputs of four channels.

@@ -48,7 +48,7 @@ def make_fill_ring(config: Config):
     threads, stages, block_k, itemsize = config.threads, config.stages, config.block_k, config.itemsize
     width, copied, reach, chunk_shift = config.width, config.copied, config.halo + config.lead, config.chunk_shift
     x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
-    stage, x_bytes, w_bytes = x_stage + w_stage, copied * itemsize, w_stage * itemsize
+    stage, x_bytes, w_bytes = config.stage, copied * itemsize, w_stage * itemsize
     aim, load_window = make_aim(config, COPYING, threads), make_load_window(config, COPYING, threads)
     rows = block_k // COPYING  # of a producer warp
 
@@ -98,7 +98,7 @@ def make_fill_ring(config: Config):
 @cache
 def make_kernel(config: Config) -> Kernel:
     threads, stages, block_n, itemsize = config.threads, config.stages, config.block_n, config.itemsize
-    x_stage, w_stage, stage = config.x_stage, config.w_stage, config.x_stage + config.w_stage
+    x_stage, w_stage, stage = config.x_stage, config.w_stage, config.stage
     phases, channels, row_parts, ragged = config.phases, config.channels, config.row_parts, config.ragged
     warp_columns, sums = WARP // config.lanes_m * config.thread_n, config.thread_m * config.thread_n
     all_barriers, window_offsets = config.barriers, config.entries - 2 - config.barriers

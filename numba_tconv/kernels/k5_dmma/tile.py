@@ -89,7 +89,7 @@ class Config(k4_config.Config):
         return -(-(self.copied - 4) // 8) * 8 + 4
 
     @property
-    def pitch(self) -> int:
+    def result_pitch(self) -> int:
         return self.block_n + 8
 
 

@@ -132,7 +132,8 @@ def with_stages(problem: Problem, dtype: torch.dtype, shape: Shape, device: Devi
     while pairs:
         config = make(problem, dtype, pairs, **shape._asdict())
         blocks = min(config.min_blocks, device.shared_per_multiprocessor // shared_need(config))
-        if blocks > 1 and config.stage_bytes <= (STAGE_BYTES_ALONE if large and not config.partial else STAGE_BYTES):
+        most = STAGE_BYTES_ALONE if large and not config.partial else STAGE_BYTES
+        if blocks > 1 and config.stage * config.itemsize <= most:
             return replace(config, min_blocks=blocks)
         pairs //= 2
     return replace(config, min_blocks=blocks) if blocks else None

@@ -152,8 +152,7 @@ def make_kernel(config: Config) -> Kernel:
     lanes_m, lanes_n, warps_n = config.lanes_m, 32 // config.lanes_m, config.warps_n
     phases, channels, pairs = config.phases, config.channels, config.pairs
     long_phases, pairs_a_turn = config.long_phases, config.pairs_a_turn
-    itemsize, g_stage, w_stage = config.itemsize, config.g_stage, config.w_stage
-    stage = g_stage + w_stage
+    itemsize, g_stage, w_stage, stage = config.itemsize, config.g_stage, config.w_stage, config.stage
     partial, partials, table_entries = config.partial, config.partials, config.entries
     all_sums, all_columns, early_launch = thread_m * thread_n, thread_n + config.halo, config.early_launch
     element = ELEMENTS[config.dtype]

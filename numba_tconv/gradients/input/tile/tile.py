@@ -128,23 +128,8 @@ class Config(WarpTile):
         return -(-self.channels * self.channel_taps * self.block_m // self.vector) * self.vector
 
     @property
-    def stage_bytes(self) -> int:
-        return (self.g_stage + self.w_stage) * self.itemsize
-
-    @property
-    def partials(self) -> int:
-        """First element of partial sums in shared memory."""
-        return self.stages * (self.g_stage + self.w_stage)
-
-    @property
-    def result_pitch(self) -> int:
-        """``pitch`` of staged results."""
-        return self.block_n + self.vector
-
-    @property
-    def shared_bytes(self) -> int:
-        partials = self.thread_m * self.thread_n * self.threads if self.partial else 0
-        return max(self.partials + partials, self.block_m * self.result_pitch) * self.itemsize
+    def stage(self) -> int:
+        return self.g_stage + self.w_stage
 
     def row_tiles(self, problem: Problem) -> int:
         return -(-problem.in_channels_per_group // self.block_m)
