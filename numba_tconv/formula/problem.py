@@ -139,7 +139,7 @@ class Problem:
         return self.batch, self.out_channels, self.out_length
 
     def shape_of(self, of: str) -> tuple[int, ...]:
-        """Of the output ("forward") or a gradient."""
+        """The shape of the output ("forward") or of a gradient."""
         return {
             "forward": self.out_shape,
             "grad_input": self.in_shape,
