@@ -141,7 +141,7 @@ def test_sums_are_staged_in_their_rows_and_columns(monkeypatch, device):
             expected = {}
             for m, n, i in itertools.product(range(c.thread_m // 2), range(c.thread_n // 2), range(4)):
                 row, column = c_of(lane, i)
-                at = (first_row + 16 * m + row) * c.pitch + first_column + 8 * n + column
+                at = (first_row + 16 * m + row) * c.result_pitch + first_column + 8 * n + column
                 expected[at] = (m * (c.thread_n // 2) + n) * 4 + i
             assert staged == expected
 
