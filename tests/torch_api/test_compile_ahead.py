@@ -178,7 +178,7 @@ def test_the_operator_launches_them_in_the_precision_that_is_named(launched, mon
     (call,) = named_calls.calls(["auto"], [p], [arithmetic], H200)
     monkeypatch.setattr(device, "of", lambda _: H200)
     operators.ready.cache_clear()
-    x, w, _ = (torch.empty(shape_of(of, p), dtype=dtype, device="meta") for of in OPERANDS)
+    x, w, _ = (torch.empty(p.shape_of(of), dtype=dtype, device="meta") for of in OPERANDS)
     with torch.inference_mode():
         operators.ready(layout_of(x), layout_of(w), None, *p.parameters, "", precision)(x, w, None)
     assert set(launched.kernels) == set(call.kernels())
