@@ -13,6 +13,7 @@ from numba_tconv import convert
 from numba_tconv.lab.cli import commands
 from numba_tconv.lab.measure import bench, rows
 from numba_tconv.lab.measure.machine import Machine
+from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.studies import bigvgan, decoder_modes, decoders
 from tests.command_line import run
 from tests.samples import in_mode
@@ -204,3 +205,43 @@ def test_a_converted_decoder_is_one_graph():
     convert(model)
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), y)
+
+
+MEASURED = [
+    *(in_mode(mode=mode, dtype=dtype) for mode in ("eager", "graph") for dtype in ("bfloat16", "float32")),
+    in_mode(ms_p50=99.0, time="2025-01-01T00:00:00Z"),
+    in_mode("bigvgan", activations=109, ms_p50=50.0),
+]
+
+
+def test_a_panel_of_the_figure_shows_a_decoders_modes():
+    figure = plotting.decoders(MEASURED)
+    first, other = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["DAC, 44.1 kHz", "Qwen2.5-Omni BigVGAN, 24 kHz"]
+    assert [text.get_text() for text in first.get_yticklabels()] == [
+        f"{dtype}, 4 x, {mode}" for dtype in ("TF32", "bf16") for mode in ("eager", "graph")
+    ]
+    assert [text.get_text() for text in other.get_yticklabels()] == ["TF32, 4 x, eager"]
+    assert [text.get_text() for text in first.texts + other.texts] == ["4.00x"] * 4 + ["0.80x"]
+    torchs, ours = first.lines
+    assert (torchs.get_label(), *torchs.get_xdata()) == ("torch", *[40] * 4)
+    assert (ours.get_label(), *ours.get_xdata()) == ("ours", *[10] * 4)
+    assert "random weights, frozen" in figure.get_supxlabel()
+    (said,) = (legend.get_title().get_text().replace("\n", " ") for legend in figure.legends)
+    assert said.endswith(
+        "0.8 (0.80 to 0.80) with alias-free activations, 4.0 (4.00 to 4.00) without alias-free activations"
+    )
+
+
+@pytest.mark.parametrize(("other", "shown"), [("eager", False), ("graph", True)])
+def test_labels_that_the_panel_at_the_left_has_are_not_repeated(other, shown):
+    figure = plotting.decoders([in_mode(), in_mode("bigvgan", other)])
+    figure.draw_without_rendering()
+    left, right = ([one.label1.get_visible() for one in axes.yaxis.get_major_ticks()] for axes in figure.axes)
+    assert (left, right) == ([True], [shown])
+
+
+def test_they_are_drawn_with_the_other_figures(tmp_path):
+    assert plotting.decoders([]) is None
+    paths = plotting.draw_all([], tmp_path, timed=MEASURED)
+    assert [path.name for path in paths] == ["decoders.svg", "decoders.png"]

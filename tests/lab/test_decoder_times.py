@@ -2,17 +2,14 @@
 
 import importlib.util
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
-from matplotlib.colors import to_rgb
 
 from numba_tconv.lab.cli import commands, decoder_run
 from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import bench, rows, timing, workloads
 from numba_tconv.lab.measure.machine import Machine
-from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.studies import decoder_modes, decoder_times, decoders
 from numba_tconv.runtime.device import H200
 from numba_tconv.torch_api import functional, module
@@ -275,50 +272,3 @@ def test_a_decoder_that_is_no_longer_there_keeps_its_row():
     (some,) = decoder_times.grouped([timed("gone"), timed("vits")])
     assert [one.decoder for one in some] == ["vits", "gone"]
     assert "| gone " in decoder_times.render(some)
-    assert plotting.decoders(some).axes[0].get_yticklabels()[1].get_text() == "gone"
-
-
-def test_bars_are_shares_of_torchs_whole_time():
-    figure = plotting.decoders(RECORDED)
-    above, below = figure.axes
-    assert [axes.get_title() for axes in figure.axes] == [
-        "float32 tf32, 4 inputs of 4 s", "bfloat16, 4 inputs of 4 s"
-    ]  # fmt: skip
-    one = [(0, 21 / 40), (21 / 40, 1), (0, 7 / 40), (7 / 40, 26 / 40)]  # filled and outlined, torch's and ours
-    found = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in above.patches]
-    assert found == [pytest.approx(ends) for ends in one * 2]
-    assert [bar.get_x() + bar.get_width() for bar in below.patches] == pytest.approx([0.25, 1, 2 / 12, 10 / 12])
-    filled = [to_rgb(bar.get_facecolor()) != (1, 1, 1) for bar in above.patches]
-    assert filled == [True, False] * 4
-    assert [text.get_text() for text in above.texts[:4]] == ["21 ms", "40 ms", "7 ms (3.00x)", "26 ms (1.54x)"]
-    assert [text.get_text() for text in above.get_yticklabels()] == ["DAC, 44.1 kHz", "VITS HiFi-GAN, 16 kHz"]
-    said = figure.get_supxlabel().replace("\n", " ")
-    assert "transformers 5.23.0" in said
-
-
-def test_the_title_is_what_the_rows_say():
-    (title,) = (legend.get_title().get_text() for legend in plotting.decoders(RECORDED).legends)
-    assert title.replace("\n", " ") == (
-        "Transposed convolutions are 25% to 52% of a decoder's time; with ours it is 1.20 to 1.54 times as fast"
-    )
-
-
-@pytest.mark.parametrize("slower", [5, 43])
-@pytest.mark.parametrize("share", [0.02, 0.5, 0.95])
-def test_labels_stay_in_the_figure_and_apart_and_ours_may_be_slower(share, slower):
-    """For any share of the transposed convolutions, also if one decoder is slower."""
-    times = dict(torch_ms_p50=100.0, torch_layers_ms_p50=100 * share, ms_p50=100.0 + slower)
-    times["layers_ms_p50"] = times["ms_p50"] * share
-    first, *others = (replace(one, **times) for one in RECORDED)
-    figure = plotting.decoders([first, *(replace(one, ms_p50=99.0, layers_ms_p50=99 * share) for one in others)])
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        boxes = [text.get_window_extent() for text in axes.texts]
-        assert all(0 <= box.x0 < box.x1 <= figure.bbox.width for box in boxes)
-        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-
-
-def test_they_are_drawn_with_the_other_figures(tmp_path):
-    assert plotting.decoders([]) is None
-    paths = plotting.draw_all([], tmp_path, timed=RECORDED)
-    assert [path.name for path in paths] == ["decoders.svg", "decoders.png"]

@@ -14,7 +14,7 @@ from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.report import tables as table
 from numba_tconv.lab.report.figures import by_length, words
 from numba_tconv.lab.report.figures.style import AUTO, CONV1D, CUDNN, LADDER, MARKERS, NEW, TORCH, look
-from numba_tconv.lab.studies import decoder_times
+from numba_tconv.lab.studies import decoder_modes
 from numba_tconv.selection.directions import DIRECTIONS, rungs_of
 from tests.samples import SLOWER, ladder, row, sweep
 
@@ -395,7 +395,7 @@ def test_no_rows_say_so():
 
 def test_every_figure_of_the_recorded_rows_is_there():
     data = ROOT / "plots" / "data"
-    timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
+    timed = rows.existing(data / decoder_modes.FILE, decoder_modes.Timed)
     planned = plotting.plans(rows.read_all(data), searched=search.read(data / search.FILE), timed=timed)
     there = {path.stem for path in (ROOT / "plots").glob("*.svg")} & {
         path.stem for path in (ROOT / "plots").glob("*.png")

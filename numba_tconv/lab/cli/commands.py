@@ -21,7 +21,7 @@ from numba_tconv.lab.measure import bench, check, rows, search, workloads
 from numba_tconv.lab.measure import contestants as named
 from numba_tconv.lab.measure.workloads import Workload
 from numba_tconv.lab.report import tables as table
-from numba_tconv.lab.studies import decoder_times, kernelbench, kernelbench_rows
+from numba_tconv.lab.studies import decoder_modes, kernelbench, kernelbench_rows
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import GPUS, Device, current_device
 from numba_tconv.runtime.progress import progress
@@ -260,7 +260,7 @@ def run_figures(arguments) -> int:
             readme.updated(page, {name: tables[name] for name in names})
             rows.check_replaceable(page)
     rows.check_replaceable(plots / "figure")
-    timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
+    timed = rows.existing(data / decoder_modes.FILE, decoder_modes.Timed)
     changed = figures.draw_all(recorded, plots, searched=search.read(data / search.FILE), timed=timed)
     for page, names in pages.items():
         if not page.exists():

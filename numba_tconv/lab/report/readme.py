@@ -33,7 +33,7 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
         "ladder": ladder.render(measured),
         "ten": summary.ten(measured),
         "precision": summary.precisions(measured),
-        "figures": figures(plotting.plans(measured, searched=search.read(data / search.FILE), timed=timed)),
+        "figures": figures(plotting.plans(measured, searched=search.read(data / search.FILE), timed=modes)),
         "tables": table.render(measured),
         "kernelbench": kernelbench_rows.render(results),
         "decoders": decoder_times.render(timed),

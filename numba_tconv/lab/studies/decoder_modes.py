@@ -200,13 +200,15 @@ def describe(row: Timed) -> str:
     )
 
 
+def newest(timed: Iterable[Timed]) -> list[Timed]:
+    """The newest row of each measurement, in the order of the table."""
+    found = rows.newest(timed, lambda row: (row.gpu, row.decoder, row.dtype, row.batch, row.seconds, row.mode))
+    return sorted(found.values(), key=_order)
+
+
 def render(timed: Iterable[Timed]) -> str:
-    newest = rows.newest(timed, lambda row: (row.gpu, row.decoder, row.dtype, row.batch, row.seconds, row.mode))
-    by_gpu: dict[tuple, list[Timed]] = {}
-    for row in sorted(newest.values(), key=_order):
-        by_gpu.setdefault((row.gpu, row.seconds), []).append(row)
     parts = []
-    for (_, seconds), some in by_gpu.items():
+    for (_, seconds), some in rows.grouped(newest(timed), lambda row: (row.gpu, row.seconds)).items():
         parts.append(
             "**Whole decoders by mode**, transposed convolutions and alias-free activations torch's or ours, weights"
             " frozen, cuDNN without a search: wall time of a call,"

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from numba_tconv.lab.measure.rows import Row, latest, of_main_gpu, replace_bytes
 from numba_tconv.lab.measure.search import RUNG, Tried
-from numba_tconv.lab.studies.decoder_times import Timed
+from numba_tconv.lab.studies.decoder_modes import Timed
 from numba_tconv.runtime.progress import progress
 from numba_tconv.selection.directions import FORWARD
 

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from numba_tconv.lab.measure.rows import FROZEN, Row
 from numba_tconv.lab.measure.workloads import WORKLOADS
-from numba_tconv.lab.studies.decoder_times import Timed
 from numba_tconv.selection.directions import FORWARD
 
 from .style import TINY
@@ -52,8 +51,8 @@ def measured_on(rows: list[Row], live: Iterable[Row] = ()) -> str:
     return ";\n".join(parts)
 
 
-def _frozen(rows: Iterable[Row | Timed]) -> str:
-    names = sorted({row.rung if isinstance(row, Row) else row.decoder for row in rows if row.weights == FROZEN})
+def _frozen(rows: Iterable[Row]) -> str:
+    names = sorted({row.rung for row in rows if getattr(row, "weights", None) == FROZEN})
     return f"; weights packed before the call: {', '.join(names)}" if names else ""
 
 
