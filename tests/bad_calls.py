@@ -62,16 +62,18 @@ _INTEGERS = {
     **{repr(value): value for value in (0, 1, 2, 3, -1, -7, 2**31, -(2**63), 2**63, -(2**70), 2**40, 2**62)},
     **{repr(value): value for value in (None, True, 1.0, 1j, "1", "same", b"1", (), (1,), [2], (3, 1), [1, 1, 1])},
     **{repr(value): value for value in ((-1,), (0,), (1.0,), ("1",), (None,), ((1,),), (2**70,), {1}, {1: 1})},
-    **{repr(value): value for value in (np.int64(2), np.uint8(1), np.float32(1), np.array([1, 2]))},
+    **{repr(value): value for value in (np.int64(2), np.uint8(1), np.float32(1), np.bool_(True), np.array([1, 2]))},
+    **{repr(value): value for value in ((True,), ([1],), (1, 1.0), (np.int64(1),), range(1, 2), torch.Size([1]), ...)},
     "a tensor": torch.tensor(2),
     "a tensor of one": torch.tensor([1]),
     "a tensor of a float": torch.tensor(1.0),
     "a tuple with a tensor": (torch.tensor(2),),
+    "a tuple with a tensor of a float": (torch.tensor(1.0),),
 }
 REPLACEMENTS = {
     "input": {
         **{str(shape): _shaped(*shape) for shape in ((2, 4, 1), (2, 4, 0), (0, 4, 7), (0, 4, 0), (2, 0, 7), (4, 0))},
-        **{str(shape): _shaped(*shape) for shape in ((7,), (), (1, 2, 4, 7), (2, 3, 7), (3, 7), (0, 7), (1, 4, 2))},
+        **{str(shape): _shaped(*shape) for shape in ((7,), (), (2, 4, 7, 1), (2, 3, 7), (3, 7), (0, 7), (1, 4, 2))},
         **_TENSORS,
     },
     "weight": {

@@ -23,11 +23,3 @@ def mistake(capsys, *argv):
     assert (code, err.count("\n")) == (commands.MISTAKE, 1), err
     assert err.startswith("numba_tconv: ")
     return err
-
-
-def check_other_rows_are_refused(capsys, folder, *argv):
-    """The command leaves another version's rows as they are."""
-    out = folder / "rows.csv"
-    out.write_text("time,speed\nnow,fast\n")
-    assert "columns of another version" in mistake(capsys, *argv, "--out", out)
-    assert out.read_text() == "time,speed\nnow,fast\n"

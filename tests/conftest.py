@@ -4,11 +4,16 @@ import faulthandler
 import gc
 import os
 import tempfile
+from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
+from numba_tconv.ptx import SIMULATOR
+
+# The simulator, which neither compiles nor has tensor cores, is for its own tests.
+collect_ignore = [path.name for path in Path(__file__).parent.glob("*") if SIMULATOR and path.name != "simulator"]
 GPU_TEST_LIMIT = 300  # seconds; a hung kernel cannot be interrupted, so the run ends with a traceback
 
 # Deadlines would measure the machine; the blob reproduces a failure elsewhere.

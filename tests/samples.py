@@ -6,7 +6,7 @@ from numba_tconv.lab.report import readme
 from numba_tconv.lab.studies.activations import Timed as Activated
 from numba_tconv.lab.studies.decoder_modes import Timed as InMode
 from numba_tconv.lab.studies.decoder_times import Timed
-from numba_tconv.lab.studies.kernelbench_rows import Result
+from numba_tconv.lab.studies.kernelbench import Result
 from numba_tconv.lab.studies.streaming import Timed as Stepped
 
 SLOWER = {"k1_gather": 25.0, "k2_polyphase": 12.0, "k3_shared_tile": 4.5, "k4_register_tile": 1.4}

@@ -11,7 +11,7 @@ from numba_tconv.lab.measure import rows, workloads
 from numba_tconv.lab.report import claim, ladder, readme, segments, summary
 from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.report import tables as table
-from numba_tconv.lab.studies import activations, decoder_modes, decoder_times, kernelbench_rows, streaming
+from numba_tconv.lab.studies import activations, decoder_modes, decoder_times, kernelbench, streaming
 from numba_tconv.selection.registry import RUNGS
 
 from .samples import EMPTY_README, activated, in_mode, result, row, stepped, sweep, timed
@@ -47,7 +47,7 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
     assert readme.tables(tmp_path) == empty
     measured = [*of_ladder(), row(rung="auto", precision="tf32")]
     rows.append(tmp_path / "some.csv", measured)
-    rows.append(tmp_path / kernelbench_rows.FILE, [result()], kernelbench_rows.Result)
+    rows.append(tmp_path / kernelbench.FILE, [result()], kernelbench.Result)
     rows.append(tmp_path / decoder_times.FILE, [timed()], decoder_times.Timed)
     rows.append(tmp_path / decoder_modes.FILE, [in_mode()], decoder_modes.Timed)
     rows.append(tmp_path / activations.FILE, [activated()], activations.Timed)
@@ -62,7 +62,7 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
         "precision": summary.precisions(measured),
         "figures": readme.figures(plotting.plans(measured, timed=[timed()])),
         "tables": table.render(measured),
-        "kernelbench": kernelbench_rows.render([result()]),
+        "kernelbench": kernelbench.render([result()]),
         "decoders": decoder_times.render([timed()]),
         "modes": decoder_modes.render([in_mode()]),
         "activations": activations.render([activated()]),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from numba_tconv.lab.cli import sweep_run
-from numba_tconv.lab.measure import bench
+from numba_tconv.lab.measure import ahead, bench
 from numba_tconv.lab.measure import contestants as named
 from numba_tconv.runtime.device import H200
 from tests.samples import row
@@ -28,7 +28,8 @@ def measuring(monkeypatch):
 
 @pytest.fixture
 def compiling(monkeypatch):
-    """Nothing is compiled ahead; returns what would be, as problems and names."""
+    """Nothing is compiled ahead; returns the calls that would be."""
     seen = []
-    monkeypatch.setattr(sweep_run, "compile_ahead_of", lambda problems, names, *_: seen.append((problems, names)))
+    monkeypatch.setattr(ahead, "compile_all", seen.extend)
+    monkeypatch.setattr(sweep_run, "current_device", lambda: H200)
     return seen

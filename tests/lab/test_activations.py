@@ -5,7 +5,7 @@ import torch
 
 from numba_tconv.lab.cli import commands
 from numba_tconv.lab.cli import parser as cli
-from numba_tconv.lab.measure import bench, rows
+from numba_tconv.lab.measure import ahead, bench, rows
 from numba_tconv.lab.measure.machine import Machine
 from numba_tconv.lab.studies import activations
 from numba_tconv.torch_api.alias_free import AliasFreeActivation
@@ -77,13 +77,15 @@ def test_shapes_are_of_the_first_a_middle_and_the_last_stage():
 
 
 def test_kernels_are_compiled_at_once(monkeypatch, tmp_path):
-    filled = []
-    monkeypatch.setattr(activations.compile_ahead, "fill", lambda calls, cc, jobs: filled.extend(calls))
-    monkeypatch.setenv("NUMBA_TCONV_CACHE", "")
-    activations.compile_all(["bfloat16"])
-    assert not filled
+    filled, file = [], tmp_path / "file"
+    file.touch()
+    monkeypatch.setattr(ahead.compile_ahead, "fill", lambda calls, cc, jobs: filled.extend(calls))
+    for folder in ("", str(file)):
+        monkeypatch.setenv("NUMBA_TCONV_CACHE", folder)
+        ahead.compile_all(activations.calls(["bfloat16"]))
+        assert not filled
     monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path))
-    activations.compile_all(["bfloat16"])
+    ahead.compile_all(activations.calls(["bfloat16"]))
     assert [(call.sizes.channels, call.sizes.length) for call in filled] == activations.shapes()
     assert {(call.dtype, call.step) for call in filled} == {(torch.bfloat16, True)}
 
@@ -115,12 +117,12 @@ def test_the_command_adds_rows(capsys, monkeypatch, tmp_path):
         return activated()
 
     monkeypatch.setattr(commands, "require_gpu", lambda: None)
-    monkeypatch.setattr(activations, "compile_all", lambda dtypes: seen.append(dtypes))
+    monkeypatch.setattr(ahead, "compile_all", lambda calls: seen.append({call.dtype for call in calls}))
     monkeypatch.setattr(activations, "measure", measure)
     code, printed, err = run(capsys, "activations", "--dtype", "bfloat16", "--out", out)
     assert (code, err) == (commands.FAILED, "numba_tconv: wrong on this\n")
     ways = "forward", "step"
-    assert seen == [["bfloat16"], *((*one, torch.bfloat16, way) for one in activations.shapes() for way in ways)]
+    assert seen == [{torch.bfloat16}, *((*one, torch.bfloat16, way) for one in activations.shapes() for way in ways)]
     assert "4 x 24 x 96000 float32 forward: 0.1 ms (torch 0.5)" in printed
     assert rows.read(out, activations.Timed) == [activated()] * 5
     assert cli.parser().parse_args(["activations"]).out == cli.DATA / activations.FILE

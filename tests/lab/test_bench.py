@@ -16,7 +16,6 @@ from numba_tconv.lab.measure.accuracy import errors
 from numba_tconv.lab.measure.directions import by_selection, by_torch, torch_forward
 from numba_tconv.lab.measure.machine import Machine
 from numba_tconv.lab.measure.workloads import Workload
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import A100, H200
 from numba_tconv.selection.directions import DIRECTIONS, OF_GRADIENTS, RESULTS, STEP, results_of, rungs_of
 from numba_tconv.selection.registry import RUNGS
@@ -109,7 +108,6 @@ def test_all_means_every_rung_of_the_gradient(of, precision):
                 named.rungs_for([name], p, torch.float32, precision, H200, of)
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
 def test_a_step_is_computed_by_the_selection_alone():
     p = workloads.get("kb64").problem
     for precision in bench.PRECISIONS[torch.float32]:

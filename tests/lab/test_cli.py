@@ -19,7 +19,7 @@ from numba_tconv.runtime.device import A100, GPUS, H200
 from numba_tconv.selection.forward import select
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
-from tests.command_line import check_other_rows_are_refused, mistake, no_gpu, run
+from tests.command_line import mistake, no_gpu, run
 from tests.samples import ladder, row, sweep
 
 ROOT = Path(__file__).parents[2]
@@ -97,11 +97,6 @@ def test_too_little_memory_is_one_line_and_rows_so_far_are_kept(capsys, measurin
     assert [one.workload for one in rows.read(out)] == ["kb64"]
 
 
-def test_another_versions_rows_are_refused_before_anything_is_measured(capsys, measuring, tmp_path):
-    check_other_rows_are_refused(capsys, tmp_path, "bench", "kb64")
-    assert measuring == []
-
-
 @pytest.mark.parametrize("weights", ["call", "frozen"])
 @pytest.mark.parametrize("command", [("bench", "kb64"), ("sweep", "kb64", "--length", "1024")])
 def test_rows_say_where_weights_were_packed(capsys, measuring, compiling, tmp_path, command, weights):
@@ -112,12 +107,6 @@ def test_rows_say_where_weights_were_packed(capsys, measuring, compiling, tmp_pa
     assert (" auto frozen: " in printed) == (weights == "frozen")
     run(capsys, *command, "--rung", "auto", "--out", out)
     assert [one.weights for one in rows.read(out)] == [weights, "call"]
-
-
-def test_unwritable_output_is_refused_before_anything_is_measured(capsys, measuring, tmp_path):
-    (tmp_path / "file").write_text("")
-    assert "cannot write" in mistake(capsys, "bench", "kb64", "--out", tmp_path / "file" / "rows.csv")
-    assert measuring == []
 
 
 @pytest.mark.parametrize("cc", ["8.0", "12.0"])
@@ -335,11 +324,3 @@ def test_check_on_the_gpu(capsys):
     code, out, _ = run(capsys, "check", "--small")
     assert code == 0
     assert torch.cuda.get_device_name() in out
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("direction", ["forward", "grad_input", "grad_weight", "step"])
-def test_bench_on_the_gpu(capsys, tmp_path, direction):
-    out = tmp_path / "rows.csv"
-    assert run(capsys, "bench", "small", "--direction", direction, "--repeats", "5", "--out", out)[0] == 0
-    assert [(one.direction, one.rung) for one in rows.read(out)][-1] == (direction, "auto")

@@ -2,10 +2,19 @@
 
 import pytest
 
+from numba_tconv.lab.cli import commands
+from numba_tconv.lab.measure import ahead, search
+from numba_tconv.lab.studies import decoders
 from tests.command_line import mistake, no_gpu, run
 
 VERBS = ["demo", "check", "explain", "bench", "sweep", "figures", "inspect", "compile", "fuzz", "info"]
 VERBS += ["kernelbench", "decoders", "activations"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    for module in (ahead, search):
+        monkeypatch.setattr(module, "compile_all", lambda *_: pytest.fail("compiled"))
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -18,6 +27,7 @@ def test_every_command_has_help(capsys, verb):
 MISTAKES = {
     "unknown workload": (["bench", "kb65"], "no workload is called 'kb65'; did you mean kb64"),
     "unknown workload to sweep": (["sweep", "kb65"], "did you mean kb64"),
+    "unknown workload to search": (["search", "kb65"], "did you mean kb64"),
     "unknown workload to inspect": (["inspect", "k1_gather", "kb65"], "did you mean kb64"),
     "unknown rung": (["bench", "kb64", "--rung", "k9"], "no rung is called 'k9'"),
     "unknown rung to inspect": (["inspect", "k9"], "no rung is called 'k9'"),
@@ -116,13 +126,28 @@ def test_arguments_that_are_no_arguments_are_argparses(capsys, argv):
     assert "error: " in err
 
 
+RECORDERS = [["bench", "kb64"], ["sweep"], ["search"], ["kernelbench"], ["activations"], ["streaming"], ["train"]]
+RECORDERS += [["decoders"], ["decoders", "--mode", "eager"]]
+
+
 @no_gpu
-@pytest.mark.parametrize(
-    "argv",
-    [["bench", "kb64"], ["bench", "kb64", "--direction", "step"], ["sweep"], ["kernelbench", "64"], ["activations"]],
-)
-def test_measuring_without_a_gpu_says_so(capsys, argv):
+@pytest.mark.parametrize("argv", RECORDERS, ids=" ".join)
+def test_measuring_without_a_gpu_says_so(capsys, monkeypatch, argv):
+    monkeypatch.setattr(decoders, "require_transformers", lambda: None)
     assert "needs a CUDA GPU" in mistake(capsys, *argv)
+
+
+@no_gpu
+@pytest.mark.parametrize("argv", RECORDERS, ids=" ".join)
+def test_where_no_rows_can_be_added_nothing_is_measured(capsys, monkeypatch, tmp_path, argv):
+    """A measurement would fail without a GPU."""
+    monkeypatch.setattr(commands, "require_gpu", lambda: None)
+    monkeypatch.setattr(decoders, "require_transformers", lambda: None)
+    out = tmp_path / "rows.csv"
+    out.write_text("time,speed\nnow,fast\n")
+    assert "columns of another version" in mistake(capsys, *argv, "--out", out)
+    assert out.read_text() == "time,speed\nnow,fast\n"
+    assert "cannot write" in mistake(capsys, *argv, "--out", out / "rows.csv")
 
 
 @no_gpu
@@ -131,7 +156,7 @@ def test_a_problem_too_large_for_the_simulator_is_refused(capsys):
 
 
 @pytest.mark.parametrize("seconds", ["-1", "0", "nan", "inf", "soon"])
-@pytest.mark.parametrize("command", ["bench", "sweep"])
-def test_a_budget_that_is_no_time(capsys, command, seconds):
-    code, _, err = run(capsys, command, "kb64", "--budget", seconds)
+@pytest.mark.parametrize("command", ["bench --budget", "sweep --budget", "decoders --seconds"])
+def test_a_duration_that_is_no_time(capsys, command, seconds):
+    code, _, err = run(capsys, *command.split(), seconds)
     assert (code, f"{seconds!r} is no time in seconds" in err) == (2, True)

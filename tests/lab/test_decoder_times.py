@@ -6,14 +6,13 @@ import itertools
 import pytest
 import torch
 
-from numba_tconv.lab.cli import commands, decoder_run
-from numba_tconv.lab.cli import parser as cli
-from numba_tconv.lab.measure import bench, rows, timing, workloads
+from numba_tconv.lab.cli import commands, study_runs
+from numba_tconv.lab.measure import ahead, bench, rows, timing, workloads
 from numba_tconv.lab.measure.machine import Machine
-from numba_tconv.lab.studies import decoder_modes, decoder_times, decoders
+from numba_tconv.lab.studies import decoder_times, decoders
 from numba_tconv.runtime.device import H200
 from numba_tconv.torch_api import functional, module
-from tests.command_line import check_other_rows_are_refused, mistake, no_gpu, run
+from tests.command_line import mistake, run
 from tests.samples import timed
 
 needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
@@ -159,7 +158,7 @@ def measuring(monkeypatch):
 
     monkeypatch.setattr(commands, "require_gpu", lambda: None)
     monkeypatch.setattr(decoders, "require_transformers", lambda: None)
-    monkeypatch.setattr(decoder_run, "compile_all", lambda *_: None)
+    monkeypatch.setattr(ahead, "compile_all", lambda *_: None)
     monkeypatch.setattr(decoder_times, "measure", measure)
     return seen
 
@@ -191,11 +190,6 @@ def test_a_wrong_decoder_fails_and_the_others_are_kept(capsys, measuring, tmp_pa
     assert [one.decoder for one in rows.read(out, decoder_times.Timed)] == ["vits"]
 
 
-def test_another_versions_rows_are_refused_before_anything_is_measured(capsys, measuring, tmp_path):
-    check_other_rows_are_refused(capsys, tmp_path, "decoders")
-    assert measuring == []
-
-
 def test_without_transformers_the_extra_is_named(capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     err = mistake(capsys, "decoders")
@@ -203,32 +197,14 @@ def test_without_transformers_the_extra_is_named(capsys, monkeypatch):
     assert "'.[decoders]'" in err
 
 
-@no_gpu
-def test_without_a_gpu_it_says_so(capsys, monkeypatch):
-    monkeypatch.setattr(decoders, "require_transformers", lambda: None)
-    assert "needs a CUDA GPU" in mistake(capsys, "decoders", "vits")
-
-
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "long"])
-def test_a_time_is_a_positive_number(capsys, seconds):
-    code, _, err = run(capsys, "decoders", "--seconds", seconds)
-    assert code == 2
-    assert "is no time in seconds" in err
-
-
-def test_what_is_compiled_ahead_is_what_is_called(monkeypatch, tmp_path):
+def test_what_is_compiled_ahead_is_what_is_called(monkeypatch):
     problems = [workloads.get(name).problem for name in ("hifigan_u1", "bigvgan_96")]
-    asked, filled, dtypes = [], [], [torch.float32, torch.bfloat16]
+    asked, dtypes = [], [torch.float32, torch.bfloat16]
     monkeypatch.setattr(decoders, "problems", lambda *given: asked.append(given) or problems)
-    monkeypatch.setattr(decoder_run, "current_device", lambda: H200)
-    monkeypatch.setattr(decoder_run.compile_ahead, "fill", lambda calls, cc, jobs: filled.extend(calls))
-    monkeypatch.setenv("NUMBA_TCONV_CACHE", "")
-    decoder_run.compile_all([decoders.get("bigvgan")], dtypes, 2, 0.5)
-    assert filled == []
-    monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path))
-    decoder_run.compile_all([decoders.get("bigvgan")], dtypes, 2, 0.5)
+    monkeypatch.setattr(study_runs, "current_device", lambda: H200)
+    calls = [*study_runs.calls_of([decoders.get("bigvgan")], dtypes, 2, 0.5)]
     assert asked == [(decoders.get("bigvgan"), 2, 0.5)]
-    found = {(call.dtype, call.problem, call.precision) for call in filled}
+    found = {(call.dtype, call.problem, call.precision) for call in calls}
     # TF32 gains nothing for the filter.
     precisions = ("tf32", "ieee"), ("bf16", "bf16")
     assert found == {
@@ -236,13 +212,6 @@ def test_what_is_compiled_ahead_is_what_is_called(monkeypatch, tmp_path):
         for dtype, some in zip(dtypes, precisions, strict=True)
         for problem, precision in zip(problems, some, strict=True)
     }
-
-
-def test_the_default_file_is_beside_the_other_rows():
-    for study in (decoder_times, decoder_modes):
-        _, _, out = decoder_run.sizes(cli.parser().parse_args(["decoders"]), study.FILE)
-        assert out == cli.DATA / study.FILE
-        assert out.parent != cli.DATA, "where all files have the columns of the workloads' rows"
 
 
 # --- table and figure -------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.lab.explain.picture import EMPTY, OTHER, picture
 from numba_tconv.lab.measure import rows, workloads
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import device as devices
 from numba_tconv.runtime.device import A100, H200, Device
 from numba_tconv.selection.joined import joined
@@ -25,8 +24,6 @@ from numba_tconv.torch_api import operators as ops
 from numba_tconv.torch_api.functional import default_precision
 from tests.samples import row
 from tests.thorough import thorough
-
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores to explain")
 
 TURING = Device((7, 5), 68, 64 * 1024)
 STRIDED = Problem(4, 64, 32, 8, 1000, stride=4, padding=2, bias=True)

@@ -1,20 +1,16 @@
 """The KernelBench entries: the benchmark's constructors, weights and sizes, and on a GPU its rules."""
 
 import inspect
-from dataclasses import replace
 
 import pytest
 import torch
 
 from numba_tconv.lab.cli import commands
-from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import rows
 from numba_tconv.lab.measure.accuracy import Error
-from numba_tconv.lab.measure.machine import Machine
-from numba_tconv.lab.studies import kernelbench, kernelbench_rows
-from numba_tconv.lab.studies.kernelbench import CORRECTNESS_TRIALS, ENTRIES, Verdict
-from numba_tconv.lab.studies.kernelbench_rows import Result
-from tests.command_line import check_other_rows_are_refused, run
+from numba_tconv.lab.studies import kernelbench
+from numba_tconv.lab.studies.kernelbench import CORRECTNESS_TRIALS, ENTRIES
+from tests.command_line import run
 from tests.samples import result
 
 CONSTRUCTORS = {
@@ -53,32 +49,32 @@ def test_all_arguments_reach_the_layer(number):
         assert (layer.bias is not None if name == "bias" else getattr(layer, name)) in (value, (value,)), name
 
 
-def verdict(passed, error, torch_error):
-    return Verdict(64, passed, True, Error(error, error), Error(torch_error, torch_error), 1.0, 2.0)
+def judged(passed, error, torch_error, number=64, **others):
+    both = dict(relerr=error, largest_error=error, torch_relerr=torch_error, torch_largest_error=torch_error)
+    return result(number, passed=passed, **both | others)
 
 
 def test_a_failed_comparison_is_laid_to_the_side_that_is_less_exact():
-    assert verdict(CORRECTNESS_TRIALS, 1e-7, 3e-4).accepted
-    failed = verdict(0, 1e-7, 3e-4)
+    assert judged(CORRECTNESS_TRIALS, 1e-7, 3e-4).accepted
+    failed = judged(0, 1e-7, 3e-4)
     assert not failed.accepted
     assert failed.torch_is_the_inexact_side
-    assert not verdict(0, 3e-4, 1e-7).torch_is_the_inexact_side
-    assert not verdict(0, float("nan"), 1e-7).torch_is_the_inexact_side
+    assert not judged(0, 3e-4, 1e-7).torch_is_the_inexact_side
+    assert not judged(0, float("nan"), 1e-7).torch_is_the_inexact_side
 
 
 def test_nan_in_any_trial_is_the_largest_error():
     nan = float("nan")
     found = [{"ours": Error(1.0, 2.0)}, {"ours": Error(nan, nan)}, {"ours": Error(3.0, 1.0)}]
-    assert str(kernelbench._largest(found, "ours")) == str(Error(nan, nan))
-    assert kernelbench._largest(found[::2], "ours") == Error(3.0, 2.0)
+    assert str(kernelbench.largest(found, "ours")) == str(Error(nan, nan))
+    assert kernelbench.largest(found[::2], "ours") == Error(3.0, 2.0)
 
 
-def test_right_is_at_most_twice_torchs_error_and_of_its_shape():
-    assert verdict(0, 5.9e-4, 3e-4).right
-    assert not verdict(0, 6.1e-4, 3e-4).right
-    assert not verdict(CORRECTNESS_TRIALS, float("nan"), 3e-4).right
-    assert not replace(verdict(0, 1e-7, 3e-4), same_shape=False).right
-    assert not replace(verdict(0, 1e-7, 3e-4), error=Error(1e-7, 6.1e-4)).right
+def test_right_is_at_most_twice_torchs_error():
+    assert judged(0, 5.9e-4, 3e-4).right
+    assert not judged(0, 6.1e-4, 3e-4).right
+    assert not judged(CORRECTNESS_TRIALS, float("nan"), 3e-4).right
+    assert not judged(0, 1e-7, 3e-4, largest_error=6.1e-4).right
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -91,13 +87,12 @@ def judging(monkeypatch):
 
     def judge(number):
         seen.append(number)
-        return Verdict(number, 3, True, Error(7e-4 if number == 74 else 1e-7, 2e-7), Error(3e-4, 4e-4), 1.5, 4.5)
+        return judged(3, 7e-4 if number == 74 else 1e-7, 3e-4, number, largest_error=2e-7)
 
     monkeypatch.setattr(commands, "require_gpu", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
     monkeypatch.setattr(kernelbench, "run", judge)
-    monkeypatch.setattr(kernelbench_rows.machine, "describe", lambda: Machine("0", "H200", "580", "2.11", "9", "0.30"))
     return seen
 
 
@@ -109,27 +104,12 @@ def test_a_row_is_added_for_each_problem_that_is_right(capsys, judging, tmp_path
     assert "Problem 64 fails the comparison because of torch's output" in printed
     assert "| 74      |        3 of 5 |" in printed
     assert run(capsys, "kernelbench", "79", "--out", out)[0] == 0
-    written = rows.read(out, Result)
-    assert [one.problem for one in written] == [64, 79, 79]
-    fields = dict(ms_mean=1.5, torch_ms_mean=4.5, trials=5, passed=3, gpu="H200")
-    errors = dict(relerr=1e-7, torch_relerr=3e-4, largest_error=2e-7, torch_largest_error=4e-4)
-    assert {name: getattr(written[0], name) for name in fields | errors} == fields | errors
-
-
-def test_another_versions_rows_are_refused_before_anything_is_judged(capsys, judging, tmp_path):
-    check_other_rows_are_refused(capsys, tmp_path, "kernelbench")
-    assert judging == []
-
-
-def test_the_default_file_is_beside_the_other_rows():
-    out = cli.parser().parse_args(["kernelbench"]).out
-    assert out == cli.DATA / kernelbench_rows.FILE
-    assert out.parent != cli.DATA, "where all files have the columns of the workloads' rows"
+    assert rows.read(out, kernelbench.Result) == [kernelbench.run(number) for number in (64, 79, 79)]
 
 
 def test_the_table_has_the_newest_row_of_each_problem():
     old = result(64, time="2025-01-01T00:00:00Z", ms_mean=99.0)
-    rendered = kernelbench_rows.render([result(79, passed=0), result(64), old])
+    rendered = kernelbench.render([result(79, passed=0), result(64), old])
     title, _, *lines = rendered.splitlines()
     assert title.startswith("**KernelBench level 1**, milliseconds (mean of 100 calls), NVIDIA H200, driver 580.1")
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
@@ -140,7 +120,6 @@ def test_the_table_has_the_newest_row_of_each_problem():
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", ENTRIES)
 def test_entries_at_full_size(number):
-    verdict = kernelbench.run(number)
-    assert verdict.same_shape
-    assert verdict.accepted or verdict.torch_is_the_inexact_side
-    assert verdict.error.norm <= max(2 * verdict.torch_error.norm, 1e-7)
+    result = kernelbench.run(number)
+    assert result.accepted or result.torch_is_the_inexact_side
+    assert result.relerr <= max(2 * result.torch_relerr, 1e-7)

@@ -22,13 +22,11 @@ from numba_tconv.kernels.k6_wgmma.epilogue.staging import BATCH
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.machine_code.offline import product_loops
 from numba_tconv.lab.measure import workloads
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import cache as disk
 from numba_tconv.runtime.device import A100, H200, REGISTERS, RESERVED_SHARED, Device
 from numba_tconv.selection.registry import RUNGS
 from tests.thorough import thorough
 
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 needs_sass = pytest.mark.skipif(not offline.tool("nvdisasm", optional=True), reason="needs nvdisasm")
 
 AMPERE, HOPPER = (8, 0), (9, 0, "a")

@@ -12,13 +12,10 @@ from numba_tconv.gradients.alias_free import tile as gradient_tile
 from numba_tconv.gradients.alias_free.kernel import make_kernel
 from numba_tconv.kernels.alias_free import plan, tile
 from numba_tconv.lab.machine_code import offline
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import REGISTERS
 from tests.thorough import thorough
 
 from .test_offline import BF16, F16, F32, F64, HOPPER, check_memory, needs_sass
-
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 SIZES = AliasFree(4, 24, 96_000, 12, 12)
 FEW_REGISTERS = 64  # with them 1024 threads fit on a multiprocessor
@@ -52,6 +49,20 @@ def test_forward_stays_in_its_registers(name):
     assert report.spill_bytes == 0
     if DTYPES[name] != F64:
         check_memory(report, REGISTERS // (config.threads * config.min_blocks) // 8 * 8)
+
+
+@needs_sass
+@pytest.mark.parametrize(("name", "most"), [("float32", 66), ("bfloat16", 53)])
+def test_forward_instructions_of_a_sample(name, most):
+    """From a tile's first barrier to its last whole store, with what a row's ends need besides."""
+    config, report = forward_report(name)
+    assert report.registers <= FEW_REGISTERS
+    assert report.blocks_per_multiprocessor >= config.min_blocks
+    code = re.findall(r"/\*[0-9a-f]{4}\*/\s+(.*?);", report.sass)
+    begin = next(at for at, one in enumerate(code) if "BAR.SYNC" in one)
+    last = max(at for at, one in enumerate(code) if re.search(r"STG\.E\.128", one))
+    assert sum("FFMA" in one for one in code[begin:last]) >= 2 * 12 * config.run  # the filters' products are in it
+    assert (last - begin) / config.run <= most
 
 
 @dtypes

@@ -13,7 +13,6 @@ from numba_tconv.kernels.depthwise.long_tile import LongConfig
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.machine_code.offline import product_loops
 from numba_tconv.lab.measure import workloads
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import REGISTERS
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
@@ -21,8 +20,6 @@ from tests.steps import step_of
 from tests.thorough import thorough
 
 from .test_offline import AMPERE, BF16, F16, F32, F64, HOPPER, check_memory, check_order, needs_sass
-
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 STRIDE_1 = Problem(16, 512, 512, 7, 16384, padding=3, groups=512)
 # Reason; problem, dtype, compute capability.

@@ -18,7 +18,6 @@ from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
 from numba_tconv.kernels.common import rows as row_copy
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.measure import workloads
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import REGISTERS, RESERVED_SHARED
 from numba_tconv.selection.gradient import GRADIENTS
 from tests.gpu.common import LARGE
@@ -38,8 +37,6 @@ from .test_offline import (
     needs_sass,
     product_loops,
 )
-
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 # Reason; workload, dtype, compute capability.
 TILES = {

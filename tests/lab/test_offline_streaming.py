@@ -8,12 +8,9 @@ import pytest
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.streaming import plan, tile
 from numba_tconv.lab.machine_code import offline
-from numba_tconv.ptx import SIMULATOR
 from tests.thorough import thorough
 
 from .test_offline import AMPERE, BF16, F16, F32, F64, HOPPER, check_memory
-
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 DENSE, SMALL, DEPTHWISE = (1024, 512, 16, 8, 1), (128, 64, 8, 4, 1), (512, 512, 4, 2, 512)
 # Sizes, slots, new frames, dtype, compute capability.

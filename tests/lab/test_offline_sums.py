@@ -7,13 +7,10 @@ from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.k6_wgmma import tail as k6_tail
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.measure import workloads
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
 from tests.thorough import thorough
 
 from .test_offline import AMPERE, BF16, F16, F32, HOPPER, check_memory
-
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 
 # Kernels launched early wait for the kernel before, whose blocks let them begin.

@@ -188,23 +188,6 @@ def test_live_rows_alone_and_without_a_roofline(tmp_path):
     assert svg.count(">torch</text>") == 1
 
 
-@pytest.mark.thorough
-def test_files_that_would_not_change_are_left_alone(tmp_path):
-    def written():
-        return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
-
-    paths = plotting.draw_all(ladder(), tmp_path)
-    before = written()
-    assert len(paths) == len(before)
-    assert plotting.draw_all(ladder(), tmp_path) == []
-    assert written() == before
-    paths = plotting.draw_all([replace(one, roofline=one.roofline / 2) for one in ladder()], tmp_path)
-    changed = {name for name, what in written().items() if what != before[name]}
-    assert changed == {path.name for path in paths}
-    assert "roofline_float32_ieee.svg" in changed
-    assert "errors.svg" not in changed
-
-
 def test_weights_that_were_packed_before_the_call_are_named_below():
     frozen = [replace(one, weights="frozen") if one.rung == "k4_register_tile" else one for one in ladder()]
     assert words.measured_on(frozen).endswith("; weights packed before the call: k4_register_tile")
@@ -230,12 +213,6 @@ def test_figures_are_of_the_gpu_with_the_most_rows():
 
 def test_no_rows_no_figures(tmp_path):
     assert plotting.draw_all([], tmp_path) == []
-
-
-def test_an_unwritable_directory_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(rows.RowsError, match=r"cannot write .*file"):
-        plotting.draw_all(ladder(), tmp_path / "file")
 
 
 GREY_APART, COLOR_APART = 6, 8  # CIE lightness; CIELAB distance, of which 2.3 is just noticeable
@@ -396,7 +373,8 @@ def test_no_rows_say_so():
 def test_every_figure_of_the_recorded_rows_is_there():
     data = ROOT / "plots" / "data"
     timed = rows.existing(data / decoder_modes.FILE, decoder_modes.Timed)
-    planned = plotting.plans(rows.read_all(data), searched=search.read(data / search.FILE), timed=timed)
+    searched = rows.existing(data / search.FILE, search.Tried)
+    planned = plotting.plans(rows.read_all(data), searched=searched, timed=timed)
     there = {path.stem for path in (ROOT / "plots").glob("*.svg")} & {
         path.stem for path in (ROOT / "plots").glob("*.png")
     }

@@ -14,13 +14,10 @@ from numba_tconv.kernels.k4_register_tile.choose import choose as choose_forward
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.machine_code.offline import product_loops
 from numba_tconv.lab.measure import workloads
-from numba_tconv.ptx import SIMULATOR
 from tests.register_banks import clocks_a_product
 from tests.thorough import thorough
 
 from .test_offline import HOPPER, needs_sass
-
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 
 def line(text):

@@ -12,10 +12,8 @@ from numba_tconv.kernels.k6_wgmma.tile import configs
 from numba_tconv.lab.cli import commands
 from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import bench, rows, search, workloads
-from numba_tconv.ptx import SIMULATOR
+from numba_tconv.lab.measure.search import Tried
 from numba_tconv.runtime.device import H200
-
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores to choose for")
 
 RECORDED = Path(__file__).parents[2] / cli.SEARCH
 MEAN, WORST = 1.05, 1.15  # times the best configuration's time
@@ -23,7 +21,7 @@ MEAN, WORST = 1.05, 1.15  # times the best configuration's time
 
 def recorded():
     found = defaultdict(dict)
-    for row in search.read(RECORDED):
+    for row in rows.existing(RECORDED, Tried):
         key = tuple(getattr(row, name) for name in search.described(KB64[0]))
         found[row.workload, row.precision][key] = row
     return found
@@ -43,7 +41,7 @@ def test_the_choice_is_near_the_best_found():
 
 
 def test_the_model_tells_the_time_of_split_operands():
-    for row in search.read(RECORDED):
+    for row in rows.existing(RECORDED, Tried):
         if row.precision == "tf32x3" and row.chosen and row.ms_p50 > 0.08:  # shorter ones are mostly launch
             problem = workloads.get(row.workload).problem
             assert 0.8 < row.ms_p50 / cost(problem, choose_whole(problem, row.precision), H200) < 1.25, row
@@ -79,42 +77,23 @@ def test_few_tiles_are_lower():
 
 
 def test_rows_survive_the_file(tmp_path):
-    path, tried = tmp_path / "search" / "k6.csv", search.read(RECORDED)[:5]
+    path, tried = tmp_path / "search" / "k6.csv", rows.existing(RECORDED, Tried)[:5]
     search.append(path, tried)
     search.append(path, [replace(tried[0], ms_p50=1.5)])
-    kept = search.read(path)
+    kept = rows.existing(path, Tried)
     assert kept[-1].ms_p50 == 1.5
     assert all(row.workload != tried[0].workload for row in kept[:-1]), "a new search takes the old one's place"
     other = replace(tried[0], precision="tf32" if tried[0].precision != "tf32" else "bf16")
     search.append(path, [other])
-    assert search.read(path) == [*kept, other], "one in another precision stands beside it"
+    assert rows.existing(path, Tried) == [*kept, other], "one in another precision stands beside it"
 
 
-def test_a_file_of_another_version_is_left_alone(tmp_path):
-    path = tmp_path / "k6.csv"
-    path.write_text("time,commit\n1,2\n")
-    with pytest.raises(rows.RowsError, match="another version"):
-        search.append(path, search.read(RECORDED)[:1])
-    assert path.read_text() == "time,commit\n1,2\n"
-
-
-def test_an_unknown_workload_is_one_line(capsys):
-    assert cli.main(["search", "kb63"]) == 2
-    assert "no workload is called 'kb63'" in capsys.readouterr().err
-
-
-def test_what_cannot_be_added_to_is_refused_before_anything_is_measured(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(rows.RowsError, match="cannot write"):
-        search.check_writable(tmp_path / "file" / "k6.csv")
+def test_a_damaged_row_is_refused(tmp_path):
     damaged = tmp_path / "k6.csv"
     header, first = RECORDED.read_text().splitlines()[:2]
-    for line in ("1,2,3", first.replace("True", "yes").replace("False", "no")):
-        damaged.write_text(f"{header}\n{line}\n")
-        with pytest.raises(rows.RowsError, match="not a row"):
-            search.check_writable(damaged)
-    search.check_writable(tmp_path / "new.csv")
-    assert not (tmp_path / "new.csv").exists()
+    damaged.write_text(f"{header}\n{first.replace('True', 'yes').replace('False', 'no')}\n")
+    with pytest.raises(rows.RowsError, match="not a row"):
+        search.append(damaged, [])
 
 
 def test_a_wrong_configuration_is_said_and_fails(tmp_path, monkeypatch, capsys):

@@ -11,7 +11,6 @@ from numba_tconv.lab.explain.traffic import traffic
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.machine_code.inspection import compiled
 from numba_tconv.lab.measure import workloads
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import H200
 from numba_tconv.selection.registry import RUNGS
 from tests.thorough import thorough
@@ -26,7 +25,6 @@ def loads_per_multiply_add(ptx, space):
     return sum(int(width or 1) for width in widths) / inner.count("fma.rn.f32")
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("workload", thorough(["kb64", "hifigan_u3"], always=["kb64"]))
 def test_loads_a_multiply_add_are_those_of_the_compiled_loop(workload):
     problem = workloads.get(workload).problem

@@ -8,14 +8,11 @@ from torch import nn
 from numba_tconv import ConvTranspose1d
 from numba_tconv.lab.cli import commands
 from numba_tconv.lab.cli import parser as cli
-from numba_tconv.lab.measure import rows
+from numba_tconv.lab.measure import ahead, rows
 from numba_tconv.lab.studies import training
 from numba_tconv.lab.studies.training import COEFFICIENTS, FRAME, HARMONICS, LAYERS, SAMPLE_RATE, Sizes
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
-from numba_tconv.torch_api import compile_ahead
-from tests.command_line import check_other_rows_are_refused
 
 TINY = Sizes(batch=2, samples=512, widths=(8, 4))
 
@@ -89,29 +86,16 @@ def test_bfloat16_is_autocast():
     assert 0 < abs(bf16 - ieee) < 0.01 * ieee
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
-def test_kernels_of_all_arithmetics_are_compiled_ahead(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path))
-    seen = []
-    monkeypatch.setattr(compile_ahead, "fill", lambda calls, cc, jobs: (seen.append((calls, jobs)), (len(calls), 1))[1])
-    assert training.warm_up(Sizes(), jobs=3) == sum(len(calls) for calls, _ in seen)
-    for (calls, jobs), dtype in zip(seen, (torch.float32, torch.float32, torch.bfloat16), strict=True):
-        assert jobs == 3
-        assert {call.dtype for call in calls} == {dtype}
-        forward = [call.problem for call in calls if call.rung in RUNGS]
-        assert [(p.batch, p.in_channels, p.out_channels, p.length) for p in forward] == [
-            (32, 16, 512, 512), (32, 512, 256, 2048), (32, 256, 1, 8192)
-        ]  # fmt: skip
-        assert {GRADIENTS[call.rung].of for call in calls if call.rung not in RUNGS} >= {"grad_input", "grad_weight"}
-
-
-def test_without_a_cache_nothing_is_compiled_ahead(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "warm", lambda *_, **__: pytest.fail("compiled"))
-    file = tmp_path / "file"
-    file.touch()
-    for folder in ("", str(file)):
-        monkeypatch.setenv("NUMBA_TCONV_CACHE", folder)
-        assert training.warm_up(Sizes()) == 0
+def test_kernels_of_all_arithmetics_are_compiled_ahead():
+    calls = training.calls_ahead(Sizes())
+    forward = [call for call in calls if call.rung in RUNGS]
+    assert [call.dtype for call in forward] == [torch.float32] * 6 + [torch.bfloat16] * 3
+    assert [(p.batch, p.in_channels, p.out_channels, p.length) for p in (call.problem for call in forward)] == 3 * [
+        (32, 16, 512, 512), (32, 512, 256, 2048), (32, 256, 1, 8192)
+    ]  # fmt: skip
+    for dtype in (torch.float32, torch.bfloat16):
+        others = {GRADIENTS[call.rung].of for call in calls if call.rung not in RUNGS and call.dtype == dtype}
+        assert others >= {"grad_input", "grad_weight"}
 
 
 def test_the_command_records_every_arithmetic(tmp_path, monkeypatch, capsys):
@@ -122,7 +106,8 @@ def test_the_command_records_every_arithmetic(tmp_path, monkeypatch, capsys):
         return train(arithmetic, steps, TINY, "cpu")
 
     monkeypatch.setattr(commands, "require_gpu", lambda: None)
-    monkeypatch.setattr(training, "warm_up", lambda sizes: asked.append(sizes))
+    monkeypatch.setattr(training, "calls_ahead", lambda sizes: [sizes])
+    monkeypatch.setattr(ahead, "compile_all", asked.extend)
     monkeypatch.setattr(training, "train", on_the_cpu)
     for steps in (1, 2):  # the second replaces the first
         assert cli.main(["train", "--steps", str(steps), "--out", str(path)]) == 0
@@ -132,9 +117,3 @@ def test_the_command_records_every_arithmetic(tmp_path, monkeypatch, capsys):
         (arithmetic, name, 2) for arithmetic in training.ARITHMETICS for name in LAYERS
     }
     assert capsys.readouterr().out.endswith(f"rows written to {path}\n")
-
-
-def test_the_command_refuses_another_file_before_it_trains(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(commands, "require_gpu", lambda: None)
-    monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained"))
-    check_other_rows_are_refused(capsys, tmp_path, "train")

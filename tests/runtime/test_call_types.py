@@ -6,20 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-
-from numba_tconv.kernels import k3_shared_tile
-from numba_tconv.lab.measure import workloads
-from numba_tconv.ptx import SIMULATOR
-from numba_tconv.selection.registry import RUNGS
-
-if SIMULATOR:
-    pytest.skip("the simulator compiles nothing", allow_module_level=True)
-
 from numba import types
 from numba.core.errors import TypingError
 from numba.cuda.descriptor import cuda_target
 
+from numba_tconv.kernels import k3_shared_tile
+from numba_tconv.lab.measure import workloads
 from numba_tconv.runtime.numba_patches import remembered_call_types
+from numba_tconv.selection.registry import RUNGS
 
 CONTEXT = cuda_target.typing_context
 

@@ -13,13 +13,10 @@ import torch
 
 import numba_tconv
 from numba_tconv.kernels import k2_polyphase
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import kernel as launch
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import SMALL, operands, parameters
 from tests.thorough import thorough
-
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 CC = (9, 0, "a")
 PROBLEM = SMALL["groups, unequal channels"]

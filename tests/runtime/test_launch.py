@@ -11,16 +11,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from numba import cuda, types
+from cuda.bindings import driver
+from numba import types
 
 from numba_tconv.lab.measure import machine
-from numba_tconv.ptx import SIMULATOR, griddepcontrol_launch_dependents, griddepcontrol_wait
+from numba_tconv.ptx import griddepcontrol_launch_dependents, griddepcontrol_wait
 from numba_tconv.runtime import kernel as launch
 from numba_tconv.runtime import ready
 from numba_tconv.runtime.kernel import GIVEN, Kernel, alike, flat, named, strided
-
-if not SIMULATOR:
-    from cuda.bindings import driver
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +88,6 @@ def test_nothing_is_compiled_or_loaded_while_a_graph_is_captured(monkeypatch, ca
             kernel.handle(device, shared_bytes)
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 @pytest.mark.parametrize("shared_bytes", [0, 1000, 100_000])
 def test_dynamic_shared_memory_is_allowed_however_little(monkeypatch, shared_bytes):
     """Beside a kernel's static memory, little may exceed what it gets without asking."""
@@ -157,42 +154,11 @@ class Signal(NamedTuple):
     steps: tuple
 
 
-class Steps(NamedTuple):
-    near: int
-    far: int
-
-
 def test_fields_of_a_named_tuple_follow_each_other():
     x = torch.randn(2, 3)
     signal = named(Signal, data=flat(types.float32), length=types.int64, steps=types.UniTuple(types.int64, 2))
     kernel = Kernel("kernel", lambda: None, (types.int64, signal), 32)
     assert slots_of(kernel, 7, Signal(x, 6, (1, -2))) == [7, 0, 0, 6, 4, x.data_ptr(), 6, 4, 6, 1, -2]
-    assert isinstance(named(Steps, near=types.int64, far=types.int64), types.NamedUniTuple)
-
-
-@pytest.mark.parametrize("prepared", [False, True], ids=["launched", "prepared"])
-def test_a_kernel_reads_the_fields_of_a_named_tuple_by_name(prepared):
-    """In the simulator; otherwise it compiles."""
-
-    def scale(signal, y, steps):
-        i = cuda.grid(1)
-        if i < signal.length:
-            y[i] = steps.near * signal.data[i] + steps.far * signal.steps[1]
-
-    array = flat(types.float32)
-    signal = named(Signal, data=array, length=types.int64, steps=types.UniTuple(types.int64, 2))
-    steps = named(Steps, near=types.int64, far=types.int64)
-    kernel = Kernel("scale", scale, (signal, array, steps), 32)
-    if not SIMULATOR:
-        assert ".entry" in kernel.ptx((8, 0))
-        return
-    x, y = torch.randn(5), torch.full((5,), torch.nan)
-    if prepared:
-        like = alike((5,), torch.float32)
-        kernel.prepare(1, Signal(like, GIVEN, (0, 3)), like, Steps(2, GIVEN))(x, 5, y, -1)
-    else:
-        kernel.launch(1, Signal(x, 5, (0, 3)), y, Steps(2, -1))
-    assert torch.equal(y, 2 * x - 3)
 
 
 HANDLE = Kernel.handle
@@ -226,7 +192,6 @@ def launches(monkeypatch):
     )
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_a_prepared_launch_is_that_of_the_tensors_that_it_is_given(launches):
     kernel, sets = layouts()
     x, _, pair, (part, _, steps), last = sets[0]
@@ -250,7 +215,6 @@ def test_a_prepared_launch_is_that_of_the_tensors_that_it_is_given(launches):
     assert kernel.prepare(4, *like).grid == (4, 1, 1)
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_a_launch_loads_what_is_not_loaded_yet(launches, monkeypatch):
     """On each GPU, and again for more shared memory."""
     loads, gpu = [], {"current": 3}
@@ -265,7 +229,6 @@ def test_a_launch_loads_what_is_not_loaded_yet(launches, monkeypatch):
     assert [handle for handle, *_ in launches.seen] == [f"load {n}" for n in (1, 1, 2, 2, 3, 2)]
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_an_early_launch_does_not_wait_for_the_kernel_before_it(launches, monkeypatch):
     prepared = Kernel("kernel", lambda: None, (types.int64,) * 3, 32).prepare((4, 5, 6), 9, GIVEN, 7, early=True)
     launches.expect(3)
@@ -280,7 +243,6 @@ def test_an_early_launch_does_not_wait_for_the_kernel_before_it(launches, monkey
     assert launches.attributes() == []
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_an_early_launch_can_be_made_an_ordinary_one(launches):
     """With the same grid, shared memory and arguments; one that is not early is itself."""
     early = Kernel("kernel", lambda: None, (types.int64,) * 2, 32).prepare(
@@ -292,7 +254,6 @@ def test_an_early_launch_can_be_made_an_ordinary_one(launches):
     assert early.ordinary is early.ordinary.ordinary
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 def test_instructions_of_early_launches_are_left_out_for_gpus_without_them():
     def waiting(numbers):
         griddepcontrol_launch_dependents()
@@ -306,7 +267,6 @@ def test_instructions_of_early_launches_are_left_out_for_gpus_without_them():
         assert "st.global" in ptx or "st.b64" in ptx
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_threads_do_not_share_the_arguments_of_a_launch(launches):
     threads, together = 8, threading.Barrier(8)
     kernel = Kernel("kernel", lambda: None, (types.int64,) * 3, 32)
@@ -324,7 +284,6 @@ def test_threads_do_not_share_the_arguments_of_a_launch(launches):
     assert found == [[thread, 7, turn] for thread in range(threads) for turn in range(10)]
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_a_failed_launch_is_an_error(launches, monkeypatch):
     refused = driver.CUresult.CUDA_ERROR_INVALID_VALUE
     monkeypatch.setattr(launch, "launch_kernel", lambda: lambda *_: int(refused))
@@ -333,7 +292,6 @@ def test_a_failed_launch_is_an_error(launches, monkeypatch):
         Kernel("kernel", lambda: None, (types.int64,), 32).launch(1, 5)
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_a_prepared_launch_is_made_again_after_one_that_failed(launches):
     prepared = Kernel("kernel", lambda: None, (types.int64,) * 3, 32).prepare(1, GIVEN, 7, GIVEN)
     launches.expect(3)

@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from numba_tconv.ptx import SIMULATOR
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 THREADS = 8
 
 

@@ -9,14 +9,11 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.depthwise import direct as depthwise_direct
 from numba_tconv.kernels.depthwise.rows import MOST_TAPS
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 from tests.gradient_parity import computed_gradient, gradient_answers, gradient_operands
 from tests.parity import check_nan, check_places, shifted, verdict
 from tests.thorough import thorough
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 # Purpose of each row. Rows of several stretches; of odd lengths, so that each begins elsewhere.
 PROBLEMS = {

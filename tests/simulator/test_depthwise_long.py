@@ -7,12 +7,9 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.depthwise import long_tile as depthwise_long_config
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import DTYPES, check_nan, check_places
 from tests.thorough import thorough
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 # Purpose of each row. Rows of several blocks, some within the signal.
 PROBLEMS = {

@@ -1,14 +1,10 @@
 """The GPU that the simulator stands for has few multiprocessors, as its blocks run one after the other."""
 
-import pytest
 import torch
 
 from numba_tconv.gradients.weight.split import choose
 from numba_tconv.lab.measure import check
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import device
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 
 def test_tensors_are_on_the_simulated_gpu():

@@ -10,12 +10,9 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.cli import commands
 from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import fuzz
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import device
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 ABLE = {
     name: rung

@@ -7,10 +7,7 @@ import torch
 
 from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import fuzz_activations as fuzz
-from numba_tconv.ptx import SIMULATOR
 from tests.thorough import thorough
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 
 def test_some_cases(capsys):

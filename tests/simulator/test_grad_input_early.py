@@ -8,12 +8,9 @@ import torch
 
 from numba_tconv.gradients.input.parts import split
 from numba_tconv.gradients.input.tile import kernel as grad_input_tile
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.gradient import GRADIENTS
 from tests.gradient_parity import computed_gradient, gradient_operands, torchs_gradient
 from tests.parity import SMALL
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 F32 = torch.float32
 

@@ -12,13 +12,11 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients import planes, planes_turned
 from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
 from numba_tconv.gradients.weight.wgmma.tile import Config, Window
-from numba_tconv.ptx import SIMULATOR
 from tests.gradient_parity import gradient_operands
 from tests.gradients.test_grad_tensor import planes_by_definition
 from tests.parity import LAYOUTS, SMALL, far_apart
 from tests.thorough import thorough
 
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 FEW = [
     "K = 2s, the usual decoder layer",
     "K < s, phases without taps",

@@ -13,10 +13,7 @@ from numba_tconv.gradients.weight.wgmma.arguments import Block, Grid
 from numba_tconv.gradients.weight.wgmma.tile import Config, Window
 from numba_tconv.gradients.wgmma_ring import BLOCK, Consumer
 from numba_tconv.kernels.common.tensor_core.fragments import wgmma_d
-from numba_tconv.ptx import SIMULATOR
 from tests.thorough import thorough
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 # Last tiles and channels partly filled; groups; more rows than pairs; two blocks of rows; tiles that begin within a
 # channel.

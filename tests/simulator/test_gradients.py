@@ -13,7 +13,6 @@ from numba_tconv.gradients.input.tile.choose import JOINED
 from numba_tconv.gradients.weight.split import kernel as grad_weight_split
 from numba_tconv.gradients.weight.split import tile as grad_weight_config
 from numba_tconv.gradients.weight.split.choose import splits_of as splits_of_weight
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import device
 from numba_tconv.runtime.layout import Layout
 from numba_tconv.selection.gradient import GRADIENTS, grad_bias, grad_input, grad_weight
@@ -31,7 +30,6 @@ from tests.gradient_parity import (
 from tests.parity import CROPPED, DTYPES, LAYOUTS, SMALL, far_apart, verdict
 from tests.thorough import thorough
 
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 gradients = pytest.mark.parametrize("rung", ON_CUDA_CORES.values(), ids=ON_CUDA_CORES)
 
 # Independent of the index formula: strided, grouped, gaps between phases, several tiles.

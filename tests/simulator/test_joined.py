@@ -6,12 +6,9 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
 from numba_tconv.runtime.ready import Ready
 from numba_tconv.selection import joined as module
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 PROBLEMS = {
     "K = 2s, cropped": Problem(3, 4, 6, 4, 5, stride=2, padding=1, bias=True),

@@ -9,12 +9,9 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.split_sums import split
 from numba_tconv.kernels.k4_register_tile import choose as k4_choose
 from numba_tconv.kernels.k4_register_tile.tile import make, tiny
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import check_configs
 from tests.thorough import thorough
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 # Rows and columns past a tile, samples that end in it, warps behind the last column, runs unaligned to a block.
 PROBLEMS = {

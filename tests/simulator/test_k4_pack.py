@@ -8,11 +8,8 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common import packed_weights
 from numba_tconv.kernels.k4_register_tile import pack as k4_pack
 from numba_tconv.kernels.k4_register_tile import tile as k4_config
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
 from tests.few_blocks import few_threads
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 PROBLEMS = {
     "several row tiles": Problem(1, 5, 9, 8, 5, stride=4),

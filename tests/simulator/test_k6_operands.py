@@ -9,9 +9,6 @@ from numba_tconv.kernels.common.tensor_core.split_operand import MANTISSA, scale
 from numba_tconv.kernels.k6_wgmma import split_ahead as k6_operands
 from numba_tconv.kernels.k6_wgmma.arguments import Split, Window
 from numba_tconv.kernels.k6_wgmma.boxes import place
-from numba_tconv.ptx import SIMULATOR
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 DEPTH, AT, AROUND = 16, 256, 64  # channels; bytes before the window; elements behind it
 STALE = np.float32(1e30)

@@ -11,12 +11,9 @@ from numba_tconv.kernels.common import packed_weights
 from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
 from numba_tconv.kernels.k6_wgmma import tail as k6_tail
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
 from tests.few_blocks import few_threads
 from tests.thorough import thorough
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 
 @pytest.fixture(autouse=True)

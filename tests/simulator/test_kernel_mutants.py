@@ -7,11 +7,8 @@ only a kernel's text can make.
 import pytest
 import torch
 
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import SMALL, answers, computed, misstated, operands, verdict
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 # The rows that the mistakes are looked for in; test_mutants.py looks in all.
 ROWS = ["output_padding and padding", "groups, unequal channels"]

@@ -8,7 +8,6 @@ import torch
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.depthwise import rows as depthwise_rows
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import (
     CROPPED,
@@ -23,7 +22,6 @@ from tests.parity import (
 )
 from tests.thorough import thorough
 
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 rungs = pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
 
 # Independent of the index formula: strided, grouped, with empty phases, and with several tiles.

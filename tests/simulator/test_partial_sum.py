@@ -7,13 +7,10 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common import split_sums
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.ptx.unrolled import runs
 from tests.fences import Fenced
 from tests.parity import poisoned
 from tests.thorough import thorough
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 # Output channels and length, for one group and two; and those among them whose threads take one output.
 SIZES = {

@@ -10,11 +10,9 @@ from numba_tconv.kernels.k6_wgmma import input as k6_input
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
 from numba_tconv.lab.measure import workloads
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
 from tests.thorough import thorough
 
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 VIEWS = {
     "whole": lambda t: t,
     "channels last": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),

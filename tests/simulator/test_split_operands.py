@@ -7,9 +7,7 @@ import pytest
 
 from numba_tconv.kernels.common.tensor_core import split_operand as tensor_operand
 from numba_tconv.kernels.common.tensor_core.split_operand import LEAST, SPLIT_ROWS, make_split, put_tf32
-from numba_tconv.ptx import SIMULATOR, round_tf32
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+from numba_tconv.ptx import round_tf32
 
 IGNORED = (1 << 13) - 1
 RANDOM = np.random.default_rng(0).standard_normal(500).astype(np.float32)

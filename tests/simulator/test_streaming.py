@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from numba_tconv.kernels.streaming import depthwise, plan, tickets, tile
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import operators
@@ -15,7 +14,6 @@ from tests.parity import DTYPES
 from tests.streams import LAYERS, chunked, stream
 from tests.thorough import thorough
 
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 layers = pytest.mark.parametrize("reason", thorough(LAYERS, always=[*LAYERS][::2]))
 
 

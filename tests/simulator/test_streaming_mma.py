@@ -11,15 +11,12 @@ from numba.cuda.simulator import kernelapi
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.streaming import mma_kernel, mma_load, mma_tile, plan, tickets
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
 from tests.gpu.sanitized_streaming import PRODUCT, TF32_EPS, step_cases
 from tests.streams import stream
 from tests.thorough import thorough
 
 from .warps import played
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 
 @pytest.fixture(autouse=True)

@@ -15,13 +15,11 @@ from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
 from numba_tconv.kernels.common.tensor_core.fragments import mma_a, split_channel, wgmma_b
 from numba_tconv.kernels.common.tensor_core.tile import make_tile
 from numba_tconv.kernels.common.weight_box import ALONG_CHANNELS, ALONG_PHASES, ELEMENTWISE
-from numba_tconv.ptx import SIMULATOR, round_tf32
+from numba_tconv.ptx import round_tf32
 from numba_tconv.ptx.simulator.meanings import address
 from numba_tconv.runtime.layout import Layout
 from tests.few_blocks import few_threads
 from tests.thorough import thorough
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 # Phases side by side, one without the last tap; groups; more taps than a chunk; a share of a long stride; a row of
 # taps; and with an even number of taps: two a row, groups, and phases with one less.

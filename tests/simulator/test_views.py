@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from numba_tconv.formula.precision import PRECISIONS
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import device
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
@@ -16,7 +15,6 @@ from tests.gradient_parity import gradient_answers, gradient_operands, inputs_of
 from tests.parity import SMALL, answers, computed, operands, poisoned, terms, verdict
 from tests.thorough import thorough
 
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 views = pytest.mark.parametrize("view", thorough(VIEWS, always=[*VIEWS][::2]))
 rungs = pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
 PROBLEM = SMALL["groups, unequal channels"]

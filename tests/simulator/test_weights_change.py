@@ -3,13 +3,10 @@
 import pytest
 import torch
 
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
 from numba_tconv.selection.registry import RUNGS
 from tests.gradient_parity import ON_CUDA_CORES, gradient_operands, poisoned_gradient, references_gradient
 from tests.parity import SMALL, operands, poisoned, scatter
-
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 PROBLEM = SMALL["groups, unequal channels"]
 DTYPE = torch.float32

@@ -76,23 +76,11 @@ def test_an_empty_batch():
     assert alias_free_activation(x[:0], *others, 2, 3, True, "snake").shape == (0, 3, 4)
 
 
+# What the public function refuses itself: changed argument, value, error, its words.
 BAD = [
-    # changed argument, value, error, its words
     (0, torch.zeros(3, 5), RuntimeError, "x must be"),
-    (0, torch.zeros(2, 3, 0), RuntimeError, "at least one sample"),
-    (0, torch.zeros(2, 3, 5, dtype=torch.int64), NotImplementedError, "int64"),
-    (1, torch.zeros(33), RuntimeError, "up_filter must have from 2 to 32 taps"),
-    (1, torch.zeros(1), RuntimeError, "up_filter must have from 2 to 32 taps"),
-    (2, torch.zeros(0), RuntimeError, "down_filter must have from 1 to 32 taps"),
     (2, torch.zeros(1, 12), RuntimeError, "down_filter must have one dimension"),
-    (2, torch.zeros(12, dtype=torch.float64), RuntimeError, "down_filter must have the dtype"),
-    (2, torch.zeros(12, device="meta"), RuntimeError, "down_filter must be on the device"),
-    (3, torch.zeros(2), RuntimeError, r"alpha must have shape \(3,\)"),
     (3, None, RuntimeError, "alpha is needed"),
-    (4, torch.zeros(1), RuntimeError, r"beta must have shape \(3,\)"),
-    (5, 5, RuntimeError, "up_ratio must be from 1 to 4"),
-    (6, 0, RuntimeError, "down_ratio must be from 1 to 4"),
-    (8, "relu", ValueError, "unknown activation 'relu'"),
     (8, "gelu", RuntimeError, "alpha is needed"),
 ]
 

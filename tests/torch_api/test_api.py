@@ -62,14 +62,6 @@ def test_arguments_by_position():
     assert torch.equal(numba_tconv.conv_transpose1d(x, w, bias, 3, 2, 1, 2, 2), expected)
 
 
-def test_unbatched_and_empty():
-    x, w = torch.randn(2, 4, 7), torch.randn(4, 3, 5)
-    assert torch.equal(
-        numba_tconv.conv_transpose1d(x[0], w, stride=2), nn.functional.conv_transpose1d(x[0], w, stride=2)
-    )
-    assert numba_tconv.conv_transpose1d(x[:0], w, stride=2).shape == (0, 3, 17)
-
-
 def test_rungs_lists_the_ladder_in_order():
     ladder = numba_tconv.rungs()
     assert list(ladder) == list(RUNGS)
@@ -181,17 +173,6 @@ def test_layer_passes_its_choices_on():
         ours(torch.randn(2, 4, 9))
 
 
-def test_layer_refuses_other_padding_modes():
-    with pytest.raises(ValueError, match='Only "zeros" padding mode'):
-        numba_tconv.ConvTranspose1d(4, 6, 5, padding_mode="reflect")
-
-
-def test_layer_compiles_in_one_graph():
-    _, ours = pair({"stride": 2})
-    x = torch.randn(2, 4, 9)
-    torch.testing.assert_close(torch.compile(ours, fullgraph=True, backend="aot_eager")(x), ours(x))
-
-
 # The operator
 
 
@@ -229,12 +210,6 @@ def test_gradients_are_torchs_for_what_requires_them(reason, wanted):
         gradients.append(torch.autograd.grad((y * weights).sum(), [t for t in tensors if t.requires_grad]))
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_second_derivatives():
-    arguments = op_call(SMALL["output_padding and padding"], torch.float64)
-    tensors = tuple(t.requires_grad_() for t in arguments[:2])
-    assert torch.autograd.gradgradcheck(lambda x, w: ops.conv_transpose1d(x, w, *arguments[2:]), tensors)
 
 
 @rows
@@ -393,21 +368,3 @@ def test_torch_decides_about_no_samples_and_no_output_channels(passed, monkeypat
     assert numba_tconv.conv_transpose1d(x, w, None, (2,), 1, **choice) is torchs
     assert given == [(x, w, None, (2,), 1, 0, 1, 1)]
     assert passed == []
-
-
-def test_meta_tensors():
-    x, w = torch.empty(2, 4, 9, device="meta"), torch.empty(4, 6, 5, device="meta")
-    assert numba_tconv.conv_transpose1d(x, w, stride=2).shape == (2, 6, 21)
-
-
-def test_shapes_stay_symbolic_in_a_traced_graph():
-    from torch.export import Dim, export
-
-    class Layer(nn.Module):
-        def forward(self, x, w):
-            return ops.conv_transpose1d(x, w, None, 2, 1, 0, 1, 1, "", "ieee")
-
-    sizes = {"x": {0: Dim("batch", min=1, max=64), 2: Dim("length", min=2, max=4096)}, "w": None}
-    exported = export(Layer(), (torch.randn(2, 4, 9), torch.randn(4, 6, 5)), dynamic_shapes=sizes)
-    x, w = torch.randn(3, 4, 17), torch.randn(4, 6, 5)
-    assert torch.equal(exported.module()(x, w), nn.functional.conv_transpose1d(x, w, stride=2, padding=1))

@@ -19,7 +19,6 @@ from numba_tconv.lab.cli import commands, compile_run, named_calls
 from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import workloads
 from numba_tconv.lab.measure.directions import Operands
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import cache, device
 from numba_tconv.runtime import kernel as launch
 from numba_tconv.runtime.device import A100, H200
@@ -35,7 +34,6 @@ from tests.gradient_parity import OF, as_on_a_gpu, forget_what_is_ready, operato
 from tests.thorough import thorough
 
 pytest_plugins = "tests.not_compiled"
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 ARITHMETICS = [(dtype, precision) for dtype, known in PRECISIONS.items() for precision in known]
 # Kernels in float16 differ from those in bfloat16 by the type alone.

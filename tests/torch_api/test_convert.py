@@ -355,14 +355,6 @@ def test_only_modules_are_converted(what):
         convert(what)
 
 
-def test_our_layer_refuses_the_padding_modes_that_torchs_refuses():
-    for cls in (nn.ConvTranspose1d, numba_tconv.ConvTranspose1d):
-        module = layer(cls)
-        module.padding_mode = "circular"
-        with pytest.raises(ValueError, match="zeros"):
-            module(torch.randn(1, 4, 5))
-
-
 @pytest.mark.gpu
 @torch.no_grad()
 @pytest.mark.parametrize("what", MAKERS)

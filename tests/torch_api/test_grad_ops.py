@@ -11,7 +11,6 @@ import numba_tconv
 from numba_tconv.formula.precision import TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import workloads
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import A100, H200, Device
 from numba_tconv.runtime.layout import layout_of
 from numba_tconv.selection import gradient as gradients
@@ -234,7 +233,6 @@ DECISIONS = {
 }
 
 
-@pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores to prefer")
 @pytest.mark.parametrize("why", DECISIONS)
 def test_what_is_left_to_torch(why):
     *case, expected = DECISIONS[why]

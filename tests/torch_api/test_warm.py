@@ -14,7 +14,6 @@ from numba_tconv.formula.precision import TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.cli import named_calls
 from numba_tconv.lab.measure import bench
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import H200
 from numba_tconv.torch_api import noted
 from numba_tconv.torch_api.compile_ahead import Call, calls_of
@@ -23,7 +22,6 @@ from tests.lab.test_decoders import needs_transformers, tiny
 
 pytest_plugins = "tests.not_compiled"
 module = importlib.import_module("numba_tconv.torch_api.warm")  # `numba_tconv.warm` is the function
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 WIDE = Problem(16, 128, 128, 8, 4096, stride=4, padding=2, bias=True)
 

@@ -10,15 +10,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import numba_tconv
 from numba_tconv.formula.alias_free import AliasFree
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.selection.directions import FORWARD, STEP
 from numba_tconv.torch_api.alias_free_operators import as_on_a_gpu
 from numba_tconv.torch_api.compile_ahead import calls_of
 from numba_tconv.torch_api.noted import NotedActivation, computations, transposed_convolutions
-
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 ACTIVATION = NotedActivation(AliasFree(2, 8, 100, 12, 12), torch.float32, "snake", True, False)
 

@@ -12,7 +12,6 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.cli import commands, compile_run
 from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import bench, workloads
-from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import H200
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api.compile_ahead import calls_of
@@ -20,7 +19,6 @@ from numba_tconv.torch_api.noted import Noted
 from tests import command_line
 
 pytest_plugins = "tests.not_compiled"
-pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 PROBLEM = Problem(2, 16, 24, 8, 100, stride=4, padding=2, bias=True)
 FOUND = [Noted(PROBLEM, torch.float32, "", "ieee")]
 

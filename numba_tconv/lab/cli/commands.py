@@ -7,9 +7,8 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from numba_tconv.lab.measure import bench, check, rows, search, workloads
 from numba_tconv.lab.measure import contestants as named
 from numba_tconv.lab.measure.workloads import Workload
 from numba_tconv.lab.report import tables as table
-from numba_tconv.lab.studies import decoder_modes, kernelbench, kernelbench_rows
+from numba_tconv.lab.studies import decoder_modes
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import GPUS, Device, current_device
 from numba_tconv.runtime.progress import progress
@@ -146,24 +145,6 @@ def describe(row: rows.Row) -> str:
     )
 
 
-def record_each(cases: Iterable[tuple], measure: Callable[..., Any], describe: Callable[[Any], str], out: Path) -> int:
-    """Add each case's row to ``out`` and print it; returns the exit code."""
-    code = 0
-    for case in cases:
-        try:
-            row = measure(*case)
-        except bench.WrongResult as error:
-            code = FAILED
-            print(f"numba_tconv: {error}", file=sys.stderr)
-            continue
-        finally:
-            torch.cuda.empty_cache()
-        rows.append(out, [row], type(row))
-        print(describe(row), flush=True)
-    print(f"rows added to {out}")
-    return code
-
-
 def run_check(arguments) -> int:
     precision = named_precision(arguments)
     with mistakes():
@@ -261,7 +242,8 @@ def run_figures(arguments) -> int:
             rows.check_replaceable(page)
     rows.check_replaceable(plots / "figure")
     timed = rows.existing(data / decoder_modes.FILE, decoder_modes.Timed)
-    changed = figures.draw_all(recorded, plots, searched=search.read(data / search.FILE), timed=timed)
+    searched = rows.existing(data / search.FILE, search.Tried)
+    changed = figures.draw_all(recorded, plots, searched=searched, timed=timed)
     for page, names in pages.items():
         if not page.exists():
             print(f"there is no {page} to put the tables in")
@@ -317,11 +299,11 @@ def run_search(arguments) -> int:
     with mistakes():
         chosen = workloads.expand(arguments.workloads)
     require_gpu()
+    rows.check_writable(arguments.out, search.Tried)
     device, rung, wrong = current_device(), RUNGS[search.RUNG], False
     able = [w for w in chosen if rung.refusal(w.problem, dtype, precision, device) is None]
     if not able:
         raise Mistake(f"{search.RUNG} can do none of the workloads in {precision} on this GPU")
-    search.check_writable(arguments.out)
     search.compile_all([c for w in able for c in search.configs(w.problem, precision)], os.cpu_count() or 1)
     for workload in able:
         try:
@@ -347,30 +329,3 @@ def run_info(arguments) -> int:
     for line in info.advice():
         print(f"- {line}")
     return 0
-
-
-def run_kernelbench(arguments) -> int:
-    numbers = arguments.problem or list(kernelbench.ENTRIES)
-    if unknown := set(numbers) - set(kernelbench.ENTRIES):
-        raise Mistake(f"no entry for problem {min(unknown)}; there are {', '.join(map(str, kernelbench.ENTRIES))}")
-    require_gpu()
-    rows.check_writable(arguments.out, kernelbench_rows.Result)
-    verdicts, results = [], []
-    for number in progress(numbers, "KernelBench"):
-        verdicts.append(kernelbench.run(number))
-        results.append(kernelbench_rows.result_of(verdicts[-1]))
-        if verdicts[-1].right:
-            rows.append(arguments.out, results[-1:], kernelbench_rows.Result)
-        torch.cuda.empty_cache()
-    print(f"KernelBench level 1 on {torch.cuda.get_device_name()}; errors are relative norms against float64,")
-    print(f"times the mean of {kernelbench.TIMED_TRIALS} calls on a cold L2, torch with its default switches\n")
-    print(f"{kernelbench_rows.markdown(results)}\n")
-    for verdict in verdicts:
-        if not verdict.right:
-            print(f"Problem {verdict.number}: our output is too far from float64, or of another shape; no row is kept.")
-        elif not verdict.accepted and verdict.torch_is_the_inexact_side:
-            ratio = verdict.torch_error.norm / verdict.error.norm
-            print(f"Problem {verdict.number} fails the comparison because of torch's output, not of ours: torch's is "
-                  f"{ratio:,.0f} times as far from float64. By default torch multiplies float32 in TF32.")  # fmt: skip
-    print(f"rows added to {arguments.out}")
-    return 0 if all(v.right and (v.accepted or v.torch_is_the_inexact_side) for v in verdicts) else FAILED

@@ -24,7 +24,7 @@ from numba_tconv.lab.studies import (
     decoder_modes,
     decoder_times,
     decoders,
-    kernelbench_rows,
+    kernelbench,
     streaming,
     training,
 )
@@ -32,7 +32,7 @@ from numba_tconv.selection.directions import DIRECTIONS, FORWARD, STEP, rungs_of
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 
-from . import activation_run, commands, compile_run, decoder_run, streaming_run, sweep_run
+from . import commands, compile_run, study_runs, sweep_run
 from .demo import run_demo
 
 SIZES = {
@@ -124,6 +124,10 @@ def _out(one, file, text="the file to add to"):
     one.add_argument("--out", type=Path, default=file, metavar="FILE", help=f"{text} ({file})")
 
 
+def _several(one, flag, text, usual, **options):
+    one.add_argument(flag, action="append", help=f"{text}may be repeated ({usual})", **options)
+
+
 def _sizes(one, but=()):
     for field in dataclasses.fields(Problem):
         if field.name in but:
@@ -150,8 +154,7 @@ def _directed(one, text):
 
 def _measurement(one, out):
     _directed(one, "the forward pass, a gradient, or a training step: the forward pass and all gradients")
-    one.add_argument("--rung", action="append", metavar="NAME",
-                     help=f"{NAMES}; auto, cudnn or all (all); may be repeated")  # fmt: skip
+    _several(one, "--rung", f"{NAMES}; auto, cudnn or all; ", "all", metavar="NAME")
     _arithmetic(one)
     one.add_argument("--weights", choices=rows.WEIGHTS, default=rows.CALL,
                      help="call: packed in the timed call; frozen: packed before it (call)")  # fmt: skip
@@ -207,8 +210,7 @@ def _add_measurements(command) -> None:
     )
     one.add_argument("--max", type=positive, default=sweep.LONGEST, metavar="N", help="most samples of output (2**20)")
     one.add_argument("--factor", type=positive, choices=(2, 4, 8, 16), default=2, help="from length to length (2)")
-    one.add_argument("--length", type=positive, action="append", metavar="L",
-                     help="this input length, instead; may be repeated")  # fmt: skip
+    _several(one, "--length", "this input length; ", "as --min, --max and --factor say", type=positive, metavar="L")
     one.add_argument("--neighbours", action="store_true", help="instead L - 1 and L + 1 of three of these lengths")
     _measurement(one, DATA / "sweep.csv")
 
@@ -222,8 +224,8 @@ def _add_compilations(command) -> None:
     one.add_argument("rung", metavar="RUNG", help=f"{', '.join([*RUNGS, *GRADIENTS])}, or all")
     one.add_argument("workload", nargs="?", default="kb64", metavar="WORKLOAD", help="that it is configured for (kb64)")
     _arithmetic(one, " (the first of these that the rung has)")
-    one.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
-                     help="another value of the configuration, as inspect prints it; may be repeated")  # fmt: skip
+    text = "another value of the configuration, as inspect prints it; "
+    _several(one, "--set", text, "none", default=[], metavar="FIELD=VALUE")
     _capability(one, default="9.0")
 
     one = command("compile", compile_run.run_compile, "compile kernels ahead, into the cache; needs no GPU",
@@ -234,11 +236,10 @@ def _add_compilations(command) -> None:
                      "without a name: a layer of those sizes")  # fmt: skip
     _sizes(one)
     _directed(one, "of the kernels; step: all that training launches")
-    one.add_argument("--rung", action="append", metavar="NAME",
-                     help=f"{NAMES}; auto (what a call launches) or all (auto); may be repeated")  # fmt: skip
-    one.add_argument("--dtype", action="append", choices=bench.DTYPES, help="may be repeated (float32)")
-    one.add_argument("--precision", action="append", choices=bench.PRECISIONS[torch.float32],
-                     help="of float32 products; may be repeated (what torch's switch allows)")  # fmt: skip
+    _several(one, "--rung", f"{NAMES}; auto (what a call launches) or all; ", "auto", metavar="NAME")
+    _several(one, "--dtype", "", "float32", choices=bench.DTYPES)
+    known = bench.PRECISIONS[torch.float32]
+    _several(one, "--precision", "of float32 products; ", "what torch's switch allows", choices=known)
     _capability(one)
     one.add_argument("--jobs", type=positive, metavar="N", help="processes at a time (as many as processors)")
 
@@ -267,38 +268,32 @@ def _add_studies(command) -> None:
     one.add_argument("--steps", type=positive, default=300, metavar="N", help="steps with each kind of layer (300)")
     _out(one, DATA / "training" / "decoder.csv", "the file to replace")
 
-    one = command("decoders", decoder_run.run_decoders, "time whole decoders with torch's layers and with ours")
+    one = command("decoders", study_runs.run_decoders, "time whole decoders with torch's layers and with ours")
     one.add_argument(
         "decoders",
         nargs="*",
         metavar="NAME",
         help=f"{', '.join(decoders.DECODERS)} (all); with --mode also {', '.join(bigvgan.SIZES)}",
     )
-    one.add_argument(
-        "--mode",
-        action="append",
-        choices=decoder_modes.MODES,
-        help="time the whole decoder in this mode, its alias-free activations ours too; may be repeated",
-    )
-    one.add_argument("--dtype", action="append", choices=TIMED_DTYPES,
-                     help="may be repeated; float32 is computed in TF32 (float32 and bfloat16)")  # fmt: skip
-    one.add_argument("--batch", action="append", type=positive, metavar="N", help="inputs; may be repeated (4)")
+    text = "time the whole decoder in this mode, its alias-free activations ours too; "
+    _several(one, "--mode", text, "none", choices=decoder_modes.MODES)
+    _several(one, "--dtype", "float32 is computed in TF32; ", "float32 and bfloat16", choices=TIMED_DTYPES)
+    _several(one, "--batch", "inputs; ", 4, type=positive, metavar="N")
     one.add_argument("--seconds", type=duration, default=4.0, metavar="S", help="seconds of sound in each input (4)")
     one.add_argument("--repeats", type=positive, default=20, help="timed calls of each side (20)")
     files = f"{DATA / decoder_times.FILE}; with --mode {DATA / decoder_modes.FILE}"
     one.add_argument("--out", type=Path, metavar="FILE", help=f"the file to add to ({files})")
     one.set_defaults(data=DATA)
 
-    one = command("activations", activation_run.run_activations, "time BigVGAN's alias-free activations, and record it")
-    one.add_argument("--dtype", action="append", choices=activations.DTYPES, help="may be repeated (both)")
+    one = command("activations", study_runs.run_activations, "time BigVGAN's alias-free activations, and record it")
+    _several(one, "--dtype", "", "both", choices=activations.DTYPES)
     _out(one, DATA / activations.FILE)
 
-    one = command("streaming", streaming_run.run_streaming, "time steps of decoders' layers against the form by hand")
+    one = command("streaming", study_runs.run_streaming, "time steps of decoders' layers against the form by hand")
     one.add_argument("layers", nargs="*", metavar="NAME", help=f"{', '.join(streaming.LAYERS)} (all)")
-    one.add_argument("--dtype", action="append", choices=streaming.DTYPES, help="may be repeated (both)")
-    one.add_argument("--batch", action="append", type=positive, metavar="N", help="slots; may be repeated (1, 8, 64)")
-    one.add_argument("--frames", action="append", type=positive, metavar="T",
-                     help="new frames of a step; may be repeated (1, 2, 4, 8)")  # fmt: skip
+    _several(one, "--dtype", "", "both", choices=streaming.DTYPES)
+    _several(one, "--batch", "slots; ", "1, 8, 64", type=positive, metavar="N")
+    _several(one, "--frames", "new frames of a step; ", "1, 2, 4, 8", type=positive, metavar="T")
     _out(one, DATA / streaming.FILE)
 
     command("workloads", commands.run_workloads, "the layers that are measured: names, models, sizes")
@@ -306,10 +301,10 @@ def _add_studies(command) -> None:
     command("info", commands.run_info, "GPU, driver, versions, and what is missing")
 
     one = command(
-        "kernelbench", commands.run_kernelbench, "the KernelBench entries under the benchmark's rules; adds rows"
+        "kernelbench", study_runs.run_kernelbench, "the KernelBench entries under the benchmark's rules; adds rows"
     )
     one.add_argument("problem", nargs="*", type=int, metavar="PROBLEM", help="64, 74, 79 (all)")
-    _out(one, DATA / kernelbench_rows.FILE)
+    _out(one, DATA / kernelbench.FILE)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 
 import torch
 
-from numba_tconv.formula.problem import Problem
-from numba_tconv.lab.measure import bench, rows, sweep, workloads
+from numba_tconv.lab.measure import ahead, bench, rows, sweep, workloads
 from numba_tconv.lab.measure import contestants as named
 from numba_tconv.lab.measure.workloads import Workload
-from numba_tconv.runtime import cache
 from numba_tconv.runtime.device import current_device
-from numba_tconv.runtime.kernel import target
-from numba_tconv.torch_api import compile_ahead
 
 from . import commands, named_calls
 
@@ -37,7 +31,8 @@ def run_sweep(arguments) -> int:
     commands.require_gpu()
     rows.check_writable(arguments.out)
     every = [(curve, of_curve) for curve, of_curve in zip(curves, plans, strict=True) if any(r for r, _ in of_curve)]
-    compile_ahead_of([one.problem for curve, _ in every for one in curve], names, arithmetic, arguments.direction)
+    problems = [one.problem for curve, _ in every for one in curve]
+    ahead.compile_all(named_calls.calls(names, problems, [arithmetic], current_device(), arguments.direction))
     wrong = [line for curve, of_curve in every for line in record_curve(curve, of_curve, arguments)]
     print(f"rows added to {arguments.out}")
     return commands.FAILED if wrong else 0
@@ -62,16 +57,6 @@ def curve_of(layer: Workload, arguments) -> list[Workload]:
     if arguments.neighbours:
         chosen = sweep.neighbours(sorted(chosen))
     return sweep.curve(layer, chosen, arguments.samples)
-
-
-def compile_ahead_of(problems: list[Problem], names: list[str], arithmetic: tuple, direction: str) -> None:
-    """Compile in parallel, unless the cache cannot be kept."""
-    device = current_device()
-    with contextlib.suppress(RuntimeError, OSError):
-        cache.writable()
-        names = [name for name in names if name != named.CUDNN]
-        calls = named_calls.calls(names, problems, [arithmetic], device, direction)
-        compile_ahead.fill(calls, target(device.cc), os.cpu_count() or 1)
 
 
 def record_curve(curve: list[Workload], plans: list[tuple], arguments) -> list[str]:

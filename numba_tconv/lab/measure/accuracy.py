@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ def in_float64(
     for first in range(0, x.shape[0], step):
         some = slice(first, first + step)
         of_output = None if grad_output is None else grad_output[some]
-        with _without_cudnn() if x.is_cuda else contextlib.nullcontext():
+        with torch.backends.cudnn.flags(enabled=False):
             piece = by_torch(result, Operands(changed(x[some]), weight, bias, changed(of_output)), p)
         if result in (FORWARD, "grad_input"):
             yield some, piece
@@ -133,12 +132,3 @@ def in_float64(
 
 def _peak(values: torch.Tensor) -> torch.Tensor:
     return values.abs().amax() if values.numel() else values.sum()
-
-
-@contextlib.contextmanager
-def _without_cudnn() -> Iterator[None]:
-    before, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before

@@ -5,9 +5,7 @@ The copy's bandwidth gives the roofline. Results start as NaN; a wrong one gives
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 
 import torch
 
@@ -41,16 +39,9 @@ class WrongResult(Exception):
         self.rows = rows
 
 
-@contextlib.contextmanager
-def torch_switches(tf32: bool) -> Iterator[None]:
-    """Let cuDNN search for its fastest algorithm, with or without TF32."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.allow_tf32
-    cudnn.benchmark, cudnn.allow_tf32 = True, tf32
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.allow_tf32 = before
+def torch_switches(tf32: bool, search: bool = True):
+    """A context in which cuDNN computes with or without TF32, by default by the fastest algorithm that it finds."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=tf32)
 
 
 def make_inputs(workload: Workload, dtype: torch.dtype, device: str, seed: int = 0):

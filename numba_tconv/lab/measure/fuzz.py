@@ -178,7 +178,7 @@ def _layout(drawn: random.Random) -> Layout:
     return Layout(order, tuple(gaps), shift)
 
 
-def run_fuzz(arguments) -> int:
+def run_fuzz(arguments, draw: Callable[[int, int], Any] = draw) -> int:
     if not (SIMULATOR or torch.cuda.is_available()):
         return commands.in_simulator(arguments.argv)
     return check_cases(draw, arguments)

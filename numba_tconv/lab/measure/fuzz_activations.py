@@ -10,12 +10,11 @@ import torch
 from numba_tconv.formula.alias_free import ACTIVATIONS, MOST_RATIO, MOST_TAPS, AliasFree, alias_free
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.gradients.alias_free import tile
-from numba_tconv.lab.cli import commands
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.torch_api import alias_free_operators as ops
 
 from .bench import DTYPES
-from .fuzz import Mismatch, check_cases
+from .fuzz import Mismatch, run_fuzz
 
 SUMS = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-20, torch.float16: 2.0**-20}
 UNITS = 32  # multiple of SUMS allowed for the longest sums and phases
@@ -124,6 +123,4 @@ def draw(seed: int, number: int) -> Case:
 
 
 def run_fuzz_activations(arguments) -> int:
-    if not (SIMULATOR or torch.cuda.is_available()):
-        return commands.in_simulator(arguments.argv)
-    return check_cases(draw, arguments)
+    return run_fuzz(arguments, draw)

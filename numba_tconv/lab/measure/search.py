@@ -48,18 +48,10 @@ class Tried:
 COLUMNS = tuple(field.name for field in fields(Tried))
 
 
-def read(path: str | os.PathLike) -> list[Tried]:
-    return rows.existing(path, Tried)
-
-
-def check_writable(path: str | os.PathLike) -> None:
-    rows.check_writable(path, Tried)
-
-
 def append(path: str | os.PathLike, tried: list[Tried]) -> None:
     """Replaces rows of the same workloads and precisions. Raises RowsError."""
     renewed = {(row.workload, row.precision) for row in tried}
-    kept = [row for row in read(path) if (row.workload, row.precision) not in renewed]
+    kept = [row for row in rows.existing(path, Tried) if (row.workload, row.precision) not in renewed]
     rows.replace(path, [*kept, *tried], Tried)
 
 

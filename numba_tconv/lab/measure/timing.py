@@ -69,14 +69,27 @@ def interleave(
             contestant.events.clear()
             timed_call(contestant, flush)
         torch.cuda.synchronize()
-        affordable = int(1e3 * budget_s / max(contestant.times()[0], 1e-3))
-        contestant.every = max(1, repeats // min(repeats, max(FEWEST_REPEATS, affordable)))
+        affordable = 1e3 * budget_s / max(contestant.times()[0], 1e-3)
+        contestant.every = max(1, int(repeats // min(repeats, max(FEWEST_REPEATS, affordable))))
         contestant.events.clear()
     for turn in progress(range(repeats), f"{label}: timed rounds"):
         for contestant in contestants:
             if turn % contestant.every == 0:
                 timed_call(contestant, flush)
         torch.cuda.synchronize()
+
+
+def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of ``call``, and the output that a replay renews."""
+    torch.cuda.synchronize()  # what it reads is written by the current stream
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(WARMUP_CALLS):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = call()
+    return graph, output
 
 
 def quantile(times: list[float], share: float) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import geometric_mean as mean
 
 from numba_tconv.lab.measure.rows import CALL, FROZEN, Row, grouped, latest, newest, of_main_gpu
-from numba_tconv.lab.studies import decoder_modes, streaming
+from numba_tconv.lab.studies import decoder_modes, decoders, streaming
 from numba_tconv.selection.directions import FORWARD, STEP
 
-from .tables import EMPTY, mean, where
+from .tables import EMPTY, where
 
 ARITHMETIC = {"bfloat16": "bfloat16", "tf32": "TF32"}
 
@@ -51,7 +52,7 @@ def _decoder(rows: list[decoder_modes.Timed]) -> str:
         f"{row.torch_ms_p50 / row.ms_p50:.1f} times as fast in {'TF32' if row.dtype == 'float32' else row.dtype}"
         for row in newest(same, lambda row: row.dtype).values()
     )
-    which = f"{decoder_modes.title(last.decoder)}, {last.batch} inputs of {last.seconds:g} s"
+    which = f"{decoders.title(last.decoder)}, {last.batch} inputs of {last.seconds:g} s"
     how = "weights frozen, cuDNN without a search"
     return f"A whole decoder with alias-free activations ({which}; {how}): **{gains}**."
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from numba_tconv.lab.measure import rows, search
 from numba_tconv.lab.measure.rows import RowsError
-from numba_tconv.lab.studies import activations, decoder_modes, decoder_times, kernelbench_rows, streaming
+from numba_tconv.lab.studies import activations, decoder_modes, decoder_times, kernelbench, streaming
 from numba_tconv.selection.directions import DIRECTIONS
 
 from . import claim, ladder, segments, summary
@@ -23,7 +23,7 @@ ARITHMETICS = "float32_tf32", "bfloat16", "float32_ieee"
 def tables(data: str | os.PathLike) -> dict[str, str]:
     """Text by name of its markers, from the rows in ``data``. Raises RowsError."""
     data = Path(data)
-    results = rows.existing(data / kernelbench_rows.FILE, kernelbench_rows.Result)
+    results = rows.existing(data / kernelbench.FILE, kernelbench.Result)
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
     modes = rows.existing(data / decoder_modes.FILE, decoder_modes.Timed)
     steps = rows.existing(data / streaming.FILE, streaming.Timed)
@@ -33,9 +33,11 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
         "ladder": ladder.render(measured),
         "ten": summary.ten(measured),
         "precision": summary.precisions(measured),
-        "figures": figures(plotting.plans(measured, searched=search.read(data / search.FILE), timed=modes)),
+        "figures": figures(
+            plotting.plans(measured, searched=rows.existing(data / search.FILE, search.Tried), timed=modes)
+        ),
         "tables": table.render(measured),
-        "kernelbench": kernelbench_rows.render(results),
+        "kernelbench": kernelbench.render(results),
         "decoders": decoder_times.render(timed),
         "modes": decoder_modes.render(modes),
         "activations": activations.render(rows.existing(data / activations.FILE, activations.Timed)),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median
+from statistics import geometric_mean, median
 
 from numba_tconv.lab.measure.rows import Row, latest, of_main_gpu
 from numba_tconv.lab.measure.workloads import WORKLOADS
 from numba_tconv.selection.directions import FORWARD, STEP
 
-from .tables import EMPTY, markdown, mean, note, time, where
+from .tables import EMPTY, markdown, note, time, where
 
 LAYERS = (
     *("kb64", "hifigan_u1", "hifigan_u3", "dac_u1", "encodec_u4", "oobleck_u4", "seamless_u1", "mimi", "istft"),
@@ -71,7 +71,7 @@ def precisions(rows: Iterable[Row]) -> str:
         if some:
             errors = (f"{median(getattr(row, of) for row in some):.0e}" for of in ("relerr", "cudnn_relerr"))
             errors = ("reference" if error == "0e+00" else error for error in errors)  # torch's float64 itself
-            speedup = f"{mean([row.opponent_ms / row.ms_p50 for row in some]):.1f}x"
+            speedup = f"{geometric_mean(row.opponent_ms / row.ms_p50 for row in some):.1f}x"
             table.append([dtype, f'`"{SHORT.get(precision, precision)}"`', products, *errors, speedup])
     header = ["dtype", "`precision=`", "products", "error", "torch's error", "speed-up"]
     return markdown(header, table, texts=3)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
+from statistics import geometric_mean
 
 from numba_tconv.lab.measure.rows import CALL, FROZEN, Row, grouped, latest
 from numba_tconv.lab.measure.workloads import AUDIO, WORKLOADS
@@ -75,10 +75,6 @@ def agreeing(of_rungs: dict[str, Row]) -> dict[str, Row]:
     }
 
 
-def mean(numbers: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, numbers)) / len(numbers))
-
-
 def _of_gpu(gpu: str, rows: list[Row]) -> str:
     frozen = latest(row for row in rows if row.rung == "auto" and row.weights == FROZEN)
     tables = grouped(latest(rows).values(), lambda row: (row.direction, row.dtype, row.precision))
@@ -134,7 +130,7 @@ def _table(rows: list[Row], frozen: list[Row]) -> str:
     header = ["workload", *rungs, *(["frozen"] if beside else []), *theirs, "floor"]
     parts = [title, said, markdown([*header, *(["of floor", "speed-up"] if rungs else [])], lines)]
     if speedups.keys() >= set(AUDIO):
-        average = mean([speedups[name] for name in AUDIO])
+        average = geometric_mean(speedups[name] for name in AUDIO)
         parts.append(f"Geometric mean of the speed-ups over {', '.join(AUDIO)}: {average:.2f}x.")
     return "\n\n".join([*parts, *filter(None, [note(shown)])])
 

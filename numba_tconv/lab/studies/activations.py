@@ -6,7 +6,6 @@ GPU times on a cold cache; a step is forward and all gradients.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,8 @@ from numba_tconv.lab.measure import bench, machine, rows
 from numba_tconv.lab.measure.accuracy import Error
 from numba_tconv.lab.measure.timing import Contestant, interleave, quantile
 from numba_tconv.lab.report import tables as table
-from numba_tconv.runtime import cache
-from numba_tconv.runtime.device import current_device
-from numba_tconv.runtime.kernel import target
 from numba_tconv.selection.directions import FORWARD, STEP
-from numba_tconv.torch_api import compile_ahead
+from numba_tconv.torch_api.compile_ahead import ActivationCall
 from numba_tconv.torch_api.convert import convert
 
 from . import bigvgan
@@ -121,16 +117,13 @@ def cases(dtypes: list[str]) -> list[tuple]:
     return [(*shape, bench.DTYPES[dtype], way) for shape in shapes() for dtype in dtypes for way in DIRECTIONS]
 
 
-def compile_all(dtypes: list[str]) -> None:
-    if not cache.directory():
-        return
+def calls(dtypes: list[str]) -> list[ActivationCall]:
     same = bigvgan.TAPS, bigvgan.TAPS, bigvgan.RATIO, bigvgan.RATIO
-    calls = [
-        compile_ahead.ActivationCall(AliasFree(BATCH, *shape, *same), bench.DTYPES[dtype], "snake", True, False, True)
+    return [
+        ActivationCall(AliasFree(BATCH, *shape, *same), bench.DTYPES[dtype], "snake", True, False, True)
         for shape in shapes()
         for dtype in dtypes
     ]
-    compile_ahead.fill(calls, target(current_device().cc), os.cpu_count() or 1)
 
 
 def describe(row: Timed) -> str:

@@ -8,24 +8,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
 import torch
 from torch import nn
 
-from numba_tconv.lab.measure import bench, machine, rows
-from numba_tconv.lab.measure.timing import WARMUP_CALLS, wall_times
+from numba_tconv.lab.measure import ahead, bench, machine, rows, timing
 from numba_tconv.lab.report import tables as table
-from numba_tconv.runtime import cache
 from numba_tconv.runtime.device import current_device
-from numba_tconv.runtime.kernel import target
 from numba_tconv.torch_api import compile_ahead
 from numba_tconv.torch_api.convert import convert
 from numba_tconv.torch_api.freeze import freeze
@@ -86,14 +81,7 @@ def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor
         if hasattr(model, "process_mel_spectrogram"):
             x.copy_(model.process_mel_spectrogram(x))
             patches.enter_context(mock.patch.object(model, "process_mel_spectrogram", lambda given: given))
-        torch.cuda.synchronize()  # x is written by the current stream
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(WARMUP_CALLS):
-                call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = call()
+        graph, y = timing.captured(call)
 
     def replay(_read: tuple = (model, x)) -> torch.Tensor:
         graph.replay()
@@ -130,9 +118,9 @@ def measure(
         report = convert(converted)
         models = {dtype: [copy.deepcopy(one).to(dtype) for one in (model, converted)] for dtype in dtypes}
         del model, converted
-        if x.is_cuda and cache.directory():
+        if x.is_cuda:
             say(f"compiling kernels for {report.replaced} layers and {report.activations} activations")
-            compile_all({dtype: ours for dtype, (_, ours) in models.items()}, x)
+            ahead.compile_all(calls_ahead({dtype: ours for dtype, (_, ours) in models.items()}, x))
         for dtype in dtypes:
             precision = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
             theirs, ours = models.pop(dtype)
@@ -140,7 +128,7 @@ def measure(
             say(f"{precision}: float64 reference")
             exact = decoders.decode(copy.deepcopy(theirs).double(), _to(given, torch.float64)).reshape(len(x), -1)
             freeze(ours)
-            with switches(dtype):
+            with bench.torch_switches(dtype == torch.float32, search=False):
                 for batch, mode in itertools.product(batches, modes):
                     say(f"{precision}: {batch} inputs, {mode}")
                     found = measure_mode([theirs, ours], given[:batch], mode, exact[:batch], repeats)
@@ -149,8 +137,7 @@ def measure(
                         said = f"wrong on {name} {mode} {precision}: ours {of_ours}; torch's {of_torch}"
                         raise bench.WrongResult(said, [])
                     yield Timed(
-                        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                        **asdict(machine.describe()),
+                        **machine.measured(),
                         decoder=name,
                         mode=mode,
                         dtype=str(dtype).removeprefix("torch."),
@@ -165,24 +152,20 @@ def measure(
                     torch.compiler.reset()
 
 
-def switches(dtype: torch.dtype):
-    return torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=dtype == torch.float32)
-
-
 def measure_mode(models: list[nn.Module], x: torch.Tensor, mode: str, exact: torch.Tensor, repeats: int) -> tuple:
     theirs, ours = (calls_of(model, x.clone(), mode, ours=side) for side, model in enumerate(models))
     exact = exact.flatten()  # some decoders drop dimensions of size one
     errors = [error(side().to(exact.device).flatten(), exact) for side in (theirs, ours)]
-    return errors, wall_times([theirs, ours], repeats)
+    return errors, timing.wall_times([theirs, ours], repeats)
 
 
-def compile_all(models: dict[torch.dtype, nn.Module], x: torch.Tensor) -> None:
-    calls = []
+def calls_ahead(models: dict[torch.dtype, nn.Module], x: torch.Tensor) -> list:
+    found = []
     for dtype, model in models.items():
         decode = model.decode if hasattr(model, "decode") else model  # bound: ``computations`` sees the modules
-        with switches(dtype):
-            calls += compile_ahead.calls_of(computations(decode, _to(x, dtype)), device := current_device())
-    compile_ahead.fill(calls, target(device.cc), os.cpu_count() or 1)
+        with bench.torch_switches(dtype == torch.float32, search=False):
+            found += compile_ahead.calls_of(computations(decode, _to(x, dtype)), current_device())
+    return found
 
 
 def say(what: str) -> None:
@@ -218,11 +201,6 @@ def render(timed: Iterable[Timed]) -> str:
     return "\n\n".join(parts)
 
 
-def title(name: str) -> str:
-    named = decoders.DECODERS.get(name) or bigvgan.SIZES.get(name)
-    return named.title if named else name
-
-
 def _order(row: Timed) -> tuple:
     known = [*NAMES, row.decoder].index(row.decoder)
     return row.gpu, row.seconds, known, row.decoder, row.dtype != "float32", row.dtype, row.batch, MODES.index(row.mode)
@@ -231,7 +209,7 @@ def _order(row: Timed) -> tuple:
 def _cells(row: Timed) -> list[str]:
     times = f"{row.torch_ms_p50:.3g}", f"{row.ms_p50:.3g}", f"{row.torch_ms_p50 / row.ms_p50:.2f}x"
     return [
-        title(row.decoder),
+        decoders.title(row.decoder),
         row.dtype,
         str(row.batch),
         row.mode,

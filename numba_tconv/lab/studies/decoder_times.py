@@ -180,10 +180,6 @@ def grouped(timed: Iterable[Timed]) -> list[list[Timed]]:
     return list(rows.grouped(ordered, group).values())
 
 
-def title(name: str) -> str:
-    return decoders.DECODERS[name].title if name in decoders.DECODERS else name
-
-
 def render(timed: Iterable[Timed]) -> str:
     parts = []
     for some in grouped(timed):
@@ -196,6 +192,14 @@ def render(timed: Iterable[Timed]) -> str:
     return "\n\n".join(parts) or table.EMPTY
 
 
+def describe(row: Timed) -> str:
+    return (
+        f"{row.decoder} {row.precision}, {row.batch} x {row.seconds:g} s: whole {row.ms_p50:.4g} ms"
+        f" (torch {row.torch_ms_p50:.4g}), {row.calls} transposed convolutions {row.layers_ms_p50:.4g} ms"
+        f" (torch {row.torch_layers_ms_p50:.4g}), error {row.relerr:.2e} (torch {row.torch_relerr:.2e})"
+    )
+
+
 def _cells(row: Timed) -> list[str]:
     mark = table.MARK * (row.weights == rows.FROZEN)
 
@@ -206,4 +210,4 @@ def _cells(row: Timed) -> list[str]:
     if row.wall_ms_p50 is not None:
         whole = row.torch_wall_ms_p50, row.wall_ms_p50
     share = f"{row.torch_layers_ms_p50 / row.torch_ms_p50:.0%}"
-    return [title(row.decoder), str(row.calls), *pair(*layers), *pair(*whole), share]
+    return [decoders.title(row.decoder), str(row.calls), *pair(*layers), *pair(*whole), share]

@@ -18,6 +18,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from numba_tconv.formula.problem import Problem
 from numba_tconv.torch_api.noted import transposed_convolutions
 
+from .bigvgan import SIZES
+
 GAIN = 0.65  # below 1: residual branches add up and would clip the waveform
 BIAS = 0.02
 MISSING = "the decoders are built by transformers, which is not installed: pip install -e '.[decoders]'"
@@ -145,6 +147,11 @@ DECODERS = {
     "vits": Decoder("VITS HiFi-GAN, 16 kHz", "vits", 16_000, vits),
     "bigvgan": Decoder("Qwen2.5-Omni BigVGAN, 24 kHz", "qwen2_5_omni", 24_000, bigvgan),
 }
+
+
+def title(name: str) -> str:
+    named = DECODERS.get(name) or SIZES.get(name)
+    return named.title if named else name
 
 
 def get(name: str) -> Decoder:

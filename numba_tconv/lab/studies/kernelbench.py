@@ -8,15 +8,21 @@ The benchmark looks for ``ModelNew`` in a source file:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from numba_tconv.lab.measure import machine, rows
 from numba_tconv.lab.measure.accuracy import Error, errors
 from numba_tconv.lab.measure.directions import Operands
 from numba_tconv.lab.measure.workloads import get
+from numba_tconv.lab.report import tables as table
 from numba_tconv.torch_api.module import ConvTranspose1d
 
+FILE = Path("kernelbench", "level1.csv")
+HEADER = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "torch's ms", "speed-up"]
 CORRECTNESS_TRIALS = 5
 TIMED_TRIALS = 100
 TOLERANCE = 1e-4  # the benchmark's atol and rtol for float32
@@ -85,28 +91,35 @@ ENTRIES = {
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Largest errors of the trials; mean ms; ``passed`` trials are allclose to torch."""
+class Result(machine.Measured):
+    """Mean ms with torch's default switches; ``passed`` of ``trials`` outputs allclose to torch's.
 
-    number: int
+    Errors are the trials' largest; NaN for an output of another shape.
+    """
+
+    problem: int
+    weights: str
+    ms_mean: float
+    torch_ms_mean: float
+    trials: int
     passed: int
-    same_shape: bool
-    error: Error
-    torch_error: Error
-    ms: float
-    torch_ms: float
+    relerr: float
+    torch_relerr: float
+    largest_error: float
+    torch_largest_error: float
 
     @property
     def accepted(self) -> bool:
-        return self.passed == CORRECTNESS_TRIALS
+        return self.passed == self.trials
 
     @property
     def torch_is_the_inexact_side(self) -> bool:
-        return self.same_shape and self.error.norm < self.torch_error.norm
+        return self.relerr < self.torch_relerr
 
     @property
     def right(self) -> bool:
-        return self.same_shape and self.error.within(self.torch_error, torch.float32, "tf32", terms=1)
+        of_torch = Error(self.torch_relerr, self.torch_largest_error)
+        return Error(self.relerr, self.largest_error).within(of_torch, torch.float32, "tf32", terms=1)
 
 
 def torch_model(number: int) -> torch.nn.Module:
@@ -117,7 +130,7 @@ def torch_model(number: int) -> torch.nn.Module:
     )
 
 
-def run(number: int) -> Verdict:
+def run(number: int) -> Result:
     """Judge and time a problem on the GPU, with torch's switches as they are."""
     entry = ENTRIES[number]
     p = get(entry.workload).problem
@@ -125,19 +138,31 @@ def run(number: int) -> Verdict:
     theirs = torch_model(number).cuda()
     torch.manual_seed(SEED)
     ours = entry.model(*entry.arguments).cuda()
-    passed, same_shape, found = 0, True, []
+    passed, found = 0, []
     with torch.no_grad():
         for trial in range(CORRECTNESS_TRIALS):
             torch.manual_seed(SEED + trial)
             x = torch.rand(p.in_shape, device="cuda")
             expected, y = theirs(x), ours(x)
             if y.shape != expected.shape:
-                same_shape = False
-                continue
+                y = torch.full_like(expected, math.nan)
             passed += torch.allclose(expected, y, atol=TOLERANCE, rtol=TOLERANCE)
             found.append(errors({"ours": y, "torch": expected}, Operands(x, theirs.weight, None), p))
         torch_ms, ms = mean_ms(theirs, x), mean_ms(ours, x)
-    return Verdict(number, passed, same_shape, _largest(found, "ours"), _largest(found, "torch"), ms, torch_ms)
+    error, torch_error = largest(found, "ours"), largest(found, "torch")
+    return Result(
+        **machine.measured(),
+        problem=number,
+        weights=rows.CALL,
+        ms_mean=ms,
+        torch_ms_mean=torch_ms,
+        trials=CORRECTNESS_TRIALS,
+        passed=passed,
+        relerr=error.norm,
+        torch_relerr=torch_error.norm,
+        largest_error=error.largest,
+        torch_largest_error=torch_error.largest,
+    )
 
 
 def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
@@ -157,7 +182,30 @@ def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
     return total / TIMED_TRIALS
 
 
-def _largest(found: list[dict[str, Error]], name: str) -> Error:
-    """The largest; NaN if one is NaN, or without trials."""
-    measures = [(trial[name].norm, trial[name].largest) for trial in found] or [(math.nan, math.nan)]
+def largest(found: list[dict[str, Error]], name: str) -> Error:
+    """The trials' largest; NaN if one is NaN."""
+    measures = [(trial[name].norm, trial[name].largest) for trial in found]
     return Error(*torch.tensor(measures, dtype=torch.float64).amax(0).tolist())
+
+
+def markdown(results: Iterable[Result]) -> str:
+    return table.markdown(HEADER, [_cells(result) for result in results])
+
+
+def render(results: Iterable[Result]) -> str:
+    newest = sorted(rows.newest(results, lambda row: (row.gpu, row.problem)).values(), key=lambda row: row.problem)
+    tables = sorted(rows.grouped(newest, lambda row: row.gpu).items())
+    said = f"milliseconds (mean of {TIMED_TRIALS} calls)"
+    parts = [
+        f"**KernelBench level 1**, {said}, {table.where(some)} {table.note(some)}".rstrip() + f"\n\n{markdown(some)}"
+        for _, some in tables
+    ]
+    return "\n\n".join(parts) or table.EMPTY
+
+
+def _cells(result: Result) -> list:
+    errors = f"{result.relerr:.1e}", f"{result.torch_relerr:.1e}"
+    mark = table.MARK * (result.weights == rows.FROZEN)
+    times = f"{result.ms_mean:.3g}{mark}", f"{result.torch_ms_mean:.3g}"
+    speedup = f"{result.torch_ms_mean / result.ms_mean:.2f}x"
+    return [result.problem, f"{result.passed} of {result.trials}", *errors, *times, speedup]

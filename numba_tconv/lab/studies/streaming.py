@@ -6,6 +6,7 @@ events, so weights that fit are in L2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,11 @@ import torch
 from numba_tconv import streaming
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import bench, machine, rows
-from numba_tconv.lab.measure.timing import quantile
+from numba_tconv.lab.measure.timing import Contestant, captured, interleave, quantile
 from numba_tconv.lab.report import tables as table
 
 FILE = Path("streaming", "layers.csv")
 STEPS = 20
-WARMUP_STEPS = 3
 FRAMES, BATCHES, DTYPES = (1, 2, 4, 8), (1, 8, 64), ("float32", "bfloat16")
 EAGER, GRAPH = "eager", "graph"
 
@@ -90,14 +90,15 @@ class Side:
         return ((torch.cat(outputs, dim=2) - whole).norm() / whole.norm()).item()
 
 
-def sides(problem: Problem, x, weight, bias) -> dict[str, Side]:
+def sides(problem: Problem, x, weight, bias) -> list[Side]:
+    """Ours, and by hand."""
     p = problem
     state = streaming.initial_state(x.shape[0], weight, p.stride)
     tail = x.new_zeros((x.shape[0], p.out_channels, max(0, p.kernel_size - p.stride)))
-    return {
-        "ours": Side(lambda: streaming.step(x, state, weight, bias, p.stride, p.groups), state),
-        "by hand": Side(lambda: by_hand(x, tail, weight, bias, p.stride, p.groups), tail),
-    }
+    return [
+        Side(lambda: streaming.step(x, state, weight, bias, p.stride, p.groups), state),
+        Side(lambda: by_hand(x, tail, weight, bias, p.stride, p.groups), tail),
+    ]
 
 
 def measure(name: str, dtype: str, batch: int, frames: int, repeats: int = 20) -> list[Timed]:
@@ -118,16 +119,22 @@ def measure(name: str, dtype: str, batch: int, frames: int, repeats: int = 20) -
         whole = torch.conv_transpose1d(
             signal, weight.double(), None if bias is None else bias.double(), p.stride, groups=p.groups
         )
-        errors = {side: one.error(x, chunks, whole[:, :, : signal.shape[2] * p.stride]) for side, one in both.items()}
+        errors = [one.error(x, chunks, whole[:, :, : signal.shape[2] * p.stride]) for one in both]
         found = []
         for mode in (EAGER, GRAPH):
-            calls = {side: _many(one.run) if mode == EAGER else _graph(one.run) for side, one in both.items()}
-            times = interleave(calls, repeats)
+            times = microseconds([_many(one.run) for one in both], mode, repeats, f"{name} {dtype} {batch} x {frames}")
             sizes = dict(layer=name, dtype=dtype, batch=batch, frames=frames, mode=mode)
-            medians = dict(us_p50=times["ours"], by_hand_us_p50=times["by hand"])
-            both_errors = dict(relerr=errors["ours"], by_hand_relerr=errors["by hand"])
-            found.append(Timed(**machine.measured(), **sizes, **medians, **both_errors))
+            medians = dict(us_p50=times[0], by_hand_us_p50=times[1])
+            found.append(Timed(**machine.measured(), **sizes, **medians, relerr=errors[0], by_hand_relerr=errors[1]))
     return found
+
+
+def microseconds(calls: list[Callable[[], None]], mode: str, repeats: int, label: str) -> list[float]:
+    """Median microseconds a step of each of ``calls``, in turns."""
+    runs = calls if mode == EAGER else [captured(call)[0].replay for call in calls]
+    contestants = [Contestant(run, prepare=torch.cuda.synchronize) for run in runs]
+    interleave(contestants, repeats, math.inf, f"{label} {mode}", flushes=0)
+    return [1e3 / STEPS * quantile(one.times(), 0.5) for one in contestants]
 
 
 def _many(run: Callable[[], object]) -> Callable[[], None]:
@@ -138,37 +145,11 @@ def _many(run: Callable[[], object]) -> Callable[[], None]:
     return call
 
 
-def _graph(run: Callable[[], object]) -> Callable[[], None]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARMUP_STEPS):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(STEPS):
-            run()
-    return graph.replay
-
-
-def interleave(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median microseconds a step, by name."""
-    events = {name: [] for name in calls}
-    for turn in range(-WARMUP_STEPS, repeats):
-        for name, call in calls.items():
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            start.record()
-            call()
-            stop.record()
-            if turn >= 0:
-                events[name].append((start, stop))
-    torch.cuda.synchronize()
-    return {
-        name: 1e3 / STEPS * quantile([start.elapsed_time(stop) for start, stop in spans], 0.5)
-        for name, spans in events.items()
-    }
+def describe(row: Timed) -> str:
+    return (
+        f"{row.layer} {row.dtype}, {row.batch} x {row.frames} frames, {row.mode}: {row.us_p50:.4g} us a step"
+        f" (by hand {row.by_hand_us_p50:.4g}), error {row.relerr:.2e} (by hand {row.by_hand_relerr:.2e})"
+    )
 
 
 def markdown(results: list[Timed]) -> str:

@@ -14,11 +14,13 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from numba_tconv.lab.cli import commands
-from numba_tconv.lab.measure import bench, machine, rows
-from numba_tconv.runtime import cache
+from numba_tconv.lab.measure import ahead, bench, machine, rows
+from numba_tconv.runtime.device import current_device
 from numba_tconv.runtime.progress import progress
+from numba_tconv.selection.directions import STEP
+from numba_tconv.torch_api import compile_ahead
 from numba_tconv.torch_api.module import ConvTranspose1d
-from numba_tconv.torch_api.warm import warm
+from numba_tconv.torch_api.noted import computations
 
 SAMPLE_RATE = 16_000  # Hz
 HARMONICS = 5
@@ -112,18 +114,14 @@ def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0)
     return recorded
 
 
-def warm_up(sizes: Sizes, jobs: int | None = None) -> int:
-    """Compile training's kernels; returns their number, 0 without a writable cache."""
-    try:
-        cache.writable()
-    except (RuntimeError, OSError):
-        return 0
-    model, compiled = decoder(ConvTranspose1d, sizes.widths), 0
+def calls_ahead(sizes: Sizes) -> list:
+    """Calls of training steps in all arithmetics."""
+    model, found = decoder(ConvTranspose1d, sizes.widths), []
     inputs = torch.empty(sizes.batch, COEFFICIENTS, sizes.samples // FRAME)
     for arithmetic in ARITHMETICS:
         with bench.torch_switches(tf32=arithmetic == "tf32"), _autocast("cpu", arithmetic):
-            compiled += warm(model, inputs, training=True, jobs=jobs)
-    return compiled
+            found += compile_ahead.calls_of(computations(model, inputs), current_device(), STEP)
+    return found
 
 
 def _autocast(device: str, arithmetic: str):
@@ -165,7 +163,7 @@ class _Run:
 def run_train(arguments) -> int:
     commands.require_gpu()
     rows.check_writable(arguments.out, Step)
-    warm_up(Sizes())
+    ahead.compile_all(calls_ahead(Sizes()))
     recorded = []
     for arithmetic in progress(ARITHMETICS, f"train, {arguments.steps} steps in each arithmetic"):
         recorded += train(arithmetic, arguments.steps, Sizes(), "cuda")

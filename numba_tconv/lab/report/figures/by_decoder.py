@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
+from statistics import geometric_mean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from numba_tconv.lab.measure.rows import grouped
-from numba_tconv.lab.report.tables import mean
-from numba_tconv.lab.studies.decoder_modes import Timed, newest, title
+from numba_tconv.lab.studies.decoder_modes import Timed, newest
+from numba_tconv.lab.studies.decoders import title
 
 from .style import CUDNN, SMALL, TINY, look, marks
 from .words import caption, measured_on
@@ -54,7 +55,7 @@ def finding(timed: Iterable[Timed]) -> str:
     for has_activations, rows in sorted(grouped(newest(timed), lambda row: row.activations > 0).items(), reverse=True):
         gains = sorted(row.torch_ms_p50 / row.ms_p50 for row in rows)
         which = "with" if has_activations else "without"
-        parts.append(f"{mean(gains):.1f} ({gains[0]:.2f} to {gains[-1]:.2f}) {which} alias-free activations")
+        parts.append(f"{geometric_mean(gains):.1f} ({gains[0]:.2f} to {gains[-1]:.2f}) {which} alias-free activations")
     return "Whole decoders against torch's, times as fast: " + ", ".join(parts)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import geometric_mean
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from numba_tconv.lab.measure.rows import Row
 from numba_tconv.lab.measure.workloads import WORKLOADS
-from numba_tconv.lab.report.tables import mean
 
 from .chosen import drawn, marked, rungs, taken, workloads
 from .style import CONV1D, CUDNN, SMALL, TINY, look, marks
@@ -58,7 +59,7 @@ def finding(rows: list[Row]) -> str:
     best = [taken(rows, name) for name in workloads(rows)]
     gains, reached = [row.opponent_ms / row.ms_p50 for row in best], sorted(row.roofline for row in best)
     return (
-        f"{mean(gains):.1f} times as fast as torch over {len(best)} layer{'s' * (len(best) > 1)}, "
+        f"{geometric_mean(gains):.1f} times as fast as torch over {len(best)} layer{'s' * (len(best) > 1)}, "
         f"at {reached[len(reached) // 2]:.0%} of the roofline ({rows[0].direction}, {words(rows[0])})"
     )
 

@@ -1,0 +1,20 @@
+"""Compilation before a measurement."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from numba_tconv.runtime import cache
+from numba_tconv.runtime.device import current_device
+from numba_tconv.runtime.kernel import target
+from numba_tconv.torch_api import compile_ahead
+
+
+def compile_all(calls: Iterable) -> None:
+    """Compile the kernels of ``calls`` for the current GPU, in parallel, unless the cache cannot be kept."""
+    try:
+        cache.writable()
+    except (RuntimeError, OSError):
+        return
+    compile_ahead.fill(list(calls), target(current_device().cc), os.cpu_count() or 1)
