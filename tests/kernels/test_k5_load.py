@@ -271,8 +271,9 @@ def test_every_stage_beside_streamed_weights(copies, p, precision, offset, align
             for copies.thread.x in range(config.threads):
                 source = aim(copies.table, column_tile, 0, stride_l, signal)
                 assert stride_l == 1 or source.last_channel == -1, "but where elements of a row lie apart"
-            entries = (config.table // 4 + 4 * entry for entry in range(config.table_entries))
-            places.append([copies.table[entry] for entry in entries])
+            words = range(config.table // 4, config.table // 4 + 4 * config.table_entries)
+            assert all(word in words for word in copies.table), "nothing beside the table"
+            places.append([copies.table[entry] for entry in words[::4]])
         twice = [place + place % signal.stride_n for place in places[0]]
         assert places[1] == twice, "twice as far from the sample's first"
 

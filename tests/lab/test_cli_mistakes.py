@@ -63,10 +63,13 @@ MISTAKES = {
         ["bench", "--direction", "step", "--rung", "k1_gather"],
         "not a whole step; there are auto, cudnn, all",
     ),
-    "frozen weights for a step": (
-        ["bench", "kb64", "--direction", "step", "--weights", "frozen"],
-        "frozen weights are for the forward pass, not for step",
-    ),
+    **{
+        f"frozen weights for a step to {command}": (
+            [command, "kb64", "--direction", "step", "--weights", "frozen"],
+            "frozen weights are for the forward pass, not for step",
+        )
+        for command in ("bench", "sweep")
+    },
     "a rung of another direction to compile": (
         ["compile", "--direction", "grad_weight", "--rung", "grad_input_tile"],
         "grad_input_tile computes grad_input, not grad_weight",
@@ -126,7 +129,16 @@ def test_arguments_that_are_no_arguments_are_argparses(capsys, argv):
     assert "error: " in err
 
 
-RECORDERS = [["bench", "kb64"], ["sweep"], ["search"], ["kernelbench"], ["activations"], ["streaming"], ["train"]]
+RECORDERS = [
+    ["bench", "kb64"],
+    ["bench", "kb64", "--direction", "step"],
+    ["sweep"],
+    ["search"],
+    ["kernelbench"],
+    ["activations"],
+    ["streaming"],
+    ["train"],
+]
 RECORDERS += [["decoders"], ["decoders", "--mode", "eager"]]
 
 

@@ -118,3 +118,10 @@ def test_demo_without_rows_goes_on(capsys, tmp_path, monkeypatch):
     assert code == 0
     assert "holds no rows" in out
     assert out.splitlines()[-1].startswith(f"There is no {tmp_path / demo.FIGURE}: `make figures` draws it")
+
+
+def test_what_a_call_selects_is_not_named_as_the_fastest_rung():
+    layer = workloads.at_length(workloads.get(demo.LIVE_WORKLOAD), demo.LIVE_LENGTHS[0], demo.BATCH)
+    said = demo.swept([row(layer, "k4_register_tile"), row(layer, bench.AUTO, slower=1.1)])
+    assert f"{demo.LIVE_LENGTHS[0]}: " in said
+    assert "by k4_register_tile (cuDNN" in said

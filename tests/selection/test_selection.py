@@ -118,12 +118,6 @@ def test_what_is_torchs_is_computed_by_torch(monkeypatch):
         function.cache_clear()
 
 
-@devices
-def test_full_precision_stays_on_cuda_cores(device):
-    assert name(KB64, torch.float32, "ieee", device) == "k4_register_tile"
-    assert name(KB64, torch.float64, "fp64", device) == "k5_dmma"
-
-
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "ieee"), (torch.float16, "fp16")])
 def test_special_problems_have_their_own_rungs(dtype, precision):
     assert name(TINY, dtype, precision, H200) == "k2_polyphase"
@@ -156,19 +150,6 @@ def test_warpgroups_are_for_large_tiles(dtype, precision):
     short_sums = replace(workloads.get("demucs_out").problem, in_channels=16, out_channels=2)
     assert RUNGS["k6_wgmma"].refusal(short_sums, dtype, precision, H200) is None
     assert name(short_sums, dtype, precision, H200) == "k5_mma"
-
-
-@pytest.mark.parametrize(
-    ("workload", "precision", "rung"),
-    [
-        *[("convtasnet", "tf32", "k6_wgmma"), ("convtasnet", "tf32x3", "k6_wgmma"), ("convtasnet", "bf16", "k6_wgmma")],
-        *[("demucs_out", "tf32", "k6_wgmma"), ("demucs_out", "fp16", "k6_wgmma"), ("demucs_out", "bf16", "k6_wgmma")],
-    ],
-)
-def test_warpgroups_are_for_few_rows_where_sums_are_long(workload, precision, rung):
-    """The recorded rows say where they are faster."""
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
-    assert name(workloads.get(workload).problem, dtype, precision, H200) == rung
 
 
 @tensor_arithmetic

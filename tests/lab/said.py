@@ -1,0 +1,92 @@
+"""What the lab says without a GPU, for the record of tests/plans.py: options, explanations, random cases, waveforms."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import tempfile
+from dataclasses import asdict
+from unittest.mock import patch
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.cli import parser as cli
+from numba_tconv.lab.measure import fuzz, fuzz_activations, fuzz_steps, workloads
+from numba_tconv.lab.studies import training
+
+EXPLAINED = (
+    "kb64 --cc 9.0 --precision tf32", "kb79 --cc 8.0 --dtype bfloat16", "istft --cc 9.0 --precision tf32x3",
+    "depthwise --cc 9.0", "pqmf --cc 7.5 --dtype float16", "head --cc 12.0 --precision ieee",
+    "xcodec_u1 --cc 9.0 --rung k4_register_tile --precision ieee", "waveglow --cc 9.0 --dtype float64",
+    "--batch 2 --in-channels 6 --out-channels 4 --kernel-size 7 --length 50 --stride 3 --dilation 2 --cc 9.0",
+)  # fmt: skip
+CASES = 24  # of each kind
+
+
+def options() -> dict[str, dict]:
+    """Each command's arguments, with what argparse does with them."""
+    (verbs,) = [one for one in cli.parser()._actions if isinstance(one, argparse._SubParsersAction)]
+    return {
+        name: {_flags(one): _action(one) for one in of._actions} | _defaults(of) for name, of in verbs.choices.items()
+    }
+
+
+def _flags(action: argparse.Action) -> str:
+    return " ".join(action.option_strings) or action.dest
+
+
+def _action(action: argparse.Action) -> str:
+    kind = getattr(action.type, "__name__", None)
+    choices = action.choices and list(map(str, action.choices))
+    says = action.dest, action.nargs, kind, choices, action.required, action.metavar, action.help
+    default = None if action.default is argparse.SUPPRESS else str(action.default)
+    return f"{type(action).__name__} {default} {says}"
+
+
+def _defaults(parser: argparse.ArgumentParser) -> dict[str, str]:
+    return {f"set {name}": str(getattr(value, "__name__", value)) for name, value in parser._defaults.items()}
+
+
+def explanations() -> dict[str, dict[str, str]]:
+    """What ``explain`` prints without recorded rows, by what is typed."""
+    return {typed: printed("explain", *typed.split(), "--data", "EMPTY") for typed in EXPLAINED}
+
+
+def printed(*argv: str) -> dict[str, str]:
+    """Lines that a command prints, by number; "EMPTY" is an empty folder."""
+    out = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(out):
+        code = cli.main([folder if one == "EMPTY" else one for one in argv])
+    return {"exit code": str(code)} | {str(at): line for at, line in enumerate(out.getvalue().splitlines())}
+
+
+def sizes() -> dict[str, dict]:
+    """Each workload's problem and what is derived from it."""
+    return {name: _derived(one.problem) for name, one in workloads.WORKLOADS.items()}
+
+
+def _derived(p: Problem) -> dict[str, str]:
+    numbers = dict(
+        out_length=p.out_length, flops=p.flops, min_bytes=p.min_bytes(2), floor_ms=f"{p.floor_ms(4, 'ieee'):.6g}"
+    )
+    return {name: str(value) for name, value in {**asdict(p), **numbers}.items()}
+
+
+def waveforms() -> dict[str, str]:
+    made = training.waveforms(3, 4 * training.FRAME, torch.Generator().manual_seed(1)).double()
+    frames = training.representation(made.float())
+    return {"waves": _sums(made), "frames": _sums(frames)}
+
+
+def _sums(values: torch.Tensor) -> str:
+    return f"{values.abs().sum():.3g} {values.square().sum():.3g} {tuple(values.shape)}"
+
+
+def everything() -> dict[str, dict]:
+    draws = {"a problem": fuzz.draw, "a stream": fuzz_steps.draw, "an activation": fuzz_activations.draw}
+    with patch.object(torch.cuda, "is_available", lambda: False):  # sizes of cases depend on it
+        cases = {name: {str(n): draw(7, n).line() for n in range(CASES)} for name, draw in draws.items()}
+        found = {"options": options(), "explanations": explanations(), "cases": cases}
+    return found | {"workloads": sizes(), "waveforms": waveforms()}
