@@ -32,7 +32,7 @@ else:
     from cuda.bindings import driver
     from numba.cuda.dispatcher import CUDADispatcher as Dispatcher
 
-    from .numba_patches import remembered_call_types
+    from .numba_patches import remembered_call_types, shortened
 
 
 class _Thread(threading.local):
@@ -109,7 +109,7 @@ class Kernel:
 
     def _compile(self, cc: tuple) -> str:
         bounds = (self.threads, self.min_blocks)
-        with _no_collection(), _compiling_for(cc), remembered_call_types():
+        with _no_collection(), _compiling_for(cc), remembered_call_types(), shortened():
             ptx, _ = cuda.compile_ptx(
                 self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath
             )

@@ -67,7 +67,8 @@ def test_it_ends_with_what_it_surrounds(add):
     assert type(add).get_call_type is before
 
 
-def test_kernels_are_the_same(monkeypatch):
+@pytest.mark.parametrize("patch", ["remembered_call_types", "shortened"])
+def test_kernels_are_the_same(patch, monkeypatch):
     """But for the names that Numba numbers."""
     problem = workloads.get("kb64").problem
     config = RUNGS["k3_shared_tile"].config(problem, torch.float32, "ieee")
@@ -82,7 +83,7 @@ def test_kernels_are_the_same(monkeypatch):
         yield
 
     asked, remembering = [], ptx()
-    monkeypatch.setattr("numba_tconv.runtime.kernel.remembered_call_types", as_ever)
+    monkeypatch.setattr(f"numba_tconv.runtime.kernel.{patch}", as_ever)
     assert ptx() == remembering
     assert asked == ["anew"], "kernels are compiled within it"
     assert "fma.rn.f32" in remembering
