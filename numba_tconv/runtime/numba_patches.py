@@ -41,9 +41,7 @@ def remembered_call_types():
 
 @contextlib.contextmanager
 def shortened():
-    """While one thread compiles, leave out UNUSED passes and analyses whose results nobody reads.
-
-    Other threads' compilations wait, as for any other."""
+    """Leaves out UNUSED passes and analyses that nobody reads. Other threads' compilations wait."""
     with (
         global_compiler_lock,
         _replaced("compiler", "CUDACompiler", "define_pipelines", _without_unused),
@@ -84,7 +82,7 @@ def _without_unused(define_pipelines):
 
 
 def _on_demand(run):
-    """Lifetimes of variables are analysed when somebody asks for them, not after every pass."""
+    """Lifetimes of variables are analysed on demand, not after every pass."""
     postproc = importlib.import_module("numba.cuda.core.postproc")
     canonical, lifetime = postproc.transforms.canonicalize_cfg, postproc.VariableLifetime
 
