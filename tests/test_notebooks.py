@@ -1,5 +1,9 @@
 """Every notebook runs from first to last cell, in a copy, each cell within a minute."""
 
+import ast
+import contextlib
+import importlib
+import inspect
 from pathlib import Path
 
 import nbformat
@@ -37,3 +41,24 @@ def test_is_committed_as_it_ran(path):
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error"]
     assert not [output for output in outputs if output.get("name") == "stderr"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_what_it_takes_from_the_package_is_there(path):
+    """Modules, names imported from them, and attributes of imported modules."""
+    code = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    lines = "\n".join(code).splitlines()
+    tree = ast.parse("\n".join(line for line in lines if not line.startswith("%")))
+    named = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] in ("numba_tconv", "reference"):
+            for name in node.names:
+                with contextlib.suppress(ModuleNotFoundError):
+                    importlib.import_module(f"{node.module}.{name.name}")
+                found = getattr(importlib.import_module(node.module), name.name, None)
+                assert found is not None, ast.unparse(node)
+                named[name.asname or name.name] = found
+    modules = {name: found for name, found in named.items() if inspect.ismodule(found)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            assert hasattr(modules[node.value.id], node.attr), ast.unparse(node)

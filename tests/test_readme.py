@@ -60,7 +60,7 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
         "ladder": ladder.render(measured),
         "ten": summary.ten(measured),
         "precision": summary.precisions(measured),
-        "figures": readme.figures(plotting.plans(measured, timed=[timed()])),
+        "figures": readme.figures(plotting.plans(measured, timed=[in_mode()])),
         "tables": table.render(measured),
         "kernelbench": kernelbench.render([result()]),
         "decoders": decoder_times.render([timed()]),

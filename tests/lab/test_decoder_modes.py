@@ -226,9 +226,7 @@ def test_a_panel_of_the_figure_shows_a_decoders_modes():
     assert (ours.get_label(), *ours.get_xdata()) == ("ours", *[10] * 4)
     assert "random weights, frozen" in figure.get_supxlabel()
     (said,) = (legend.get_title().get_text().replace("\n", " ") for legend in figure.legends)
-    assert said.endswith(
-        "0.8 (0.80 to 0.80) with alias-free activations, 4.0 (4.00 to 4.00) without alias-free activations"
-    )
+    assert said.endswith("0.8 (0.80 to 0.80) with alias-free activations, 4.0 (4.00 to 4.00) without")
 
 
 @pytest.mark.parametrize(("other", "shown"), [("eager", False), ("graph", True)])

@@ -54,8 +54,8 @@ def finding(timed: Iterable[Timed]) -> str:
     parts = []
     for has_activations, rows in sorted(grouped(newest(timed), lambda row: row.activations > 0).items(), reverse=True):
         gains = sorted(row.torch_ms_p50 / row.ms_p50 for row in rows)
-        which = "with" if has_activations else "without"
-        parts.append(f"{geometric_mean(gains):.1f} ({gains[0]:.2f} to {gains[-1]:.2f}) {which} alias-free activations")
+        which = "with alias-free activations" if has_activations else "without"
+        parts.append(f"{geometric_mean(gains):.1f} ({gains[0]:.2f} to {gains[-1]:.2f}) {which}")
     return "Whole decoders against torch's, times as fast: " + ", ".join(parts)
 
 
