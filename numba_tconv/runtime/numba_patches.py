@@ -1,18 +1,17 @@
-"""Patches of Numba, which compile kernels to the same code in less time.
-
-What a version of Numba lacks stays as it is."""
+"""Patches of Numba, which compile kernels to the same code in less time."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import operator
 from collections.abc import Callable, Iterator
 
+import numba_cuda
 from numba.core.compiler_lock import global_compiler_lock
 from numba.cuda.descriptor import cuda_target
 
+KNOWN = "0.30."  # versions of numba-cuda that ``shortened`` knows
 # Passes for closures, array literals and overloads that are inlined in Python's code: kernels have none.
 UNUSED = {"InlineClosureLikes", "NopythonRewrites", "InlineOverloads"}
 
@@ -42,33 +41,35 @@ def remembered_call_types():
 @contextlib.contextmanager
 def shortened():
     """Leaves out UNUSED passes and analyses that nobody reads. Other threads' compilations wait."""
-    with (
-        global_compiler_lock,
-        _replaced("compiler", "CUDACompiler", "define_pipelines", _without_unused),
-        _replaced("core.postproc", "PostProcessor", "run", _on_demand),
-        _replaced("lowering", "Lower", "_find_singly_assigned_variable", _without_deletions),
-        _replaced("utils", "", "pysignature", functools.cache),
-    ):
+    if not numba_cuda.__version__.startswith(KNOWN):
         yield
+        return
+    with global_compiler_lock, contextlib.ExitStack() as replaced:
+        for holder, name, change in _changes():
+            replaced.enter_context(_replaced(holder, name, change(getattr(holder, name))))
+        yield
+
+
+def _changes() -> list[tuple[object, str, Callable]]:
+    from numba.cuda import compiler, lowering, utils
+    from numba.cuda.core import postproc
+
+    return [
+        (compiler.CUDACompiler, "define_pipelines", _without_unused),
+        (postproc.PostProcessor, "run", _on_demand),
+        (lowering.Lower, "_find_singly_assigned_variable", _without_deletions),
+        (utils, "pysignature", functools.cache),
+    ]
 
 
 @contextlib.contextmanager
-def _replaced(module: str, owner: str, name: str, change: Callable) -> Iterator[None]:
-    """Puts ``change(original)`` in the place of ``name`` of a class ``owner`` of numba.cuda's ``module``, or of it.
-
-    Nothing changes where something that ``change`` needs is missing."""
-    changed = None
-    with contextlib.suppress(ImportError, AttributeError):
-        holder = importlib.import_module(f"numba.cuda.{module}")
-        holder = getattr(holder, owner) if owner else holder
-        original = getattr(holder, name)
-        changed = change(original)
-        setattr(holder, name, changed)
+def _replaced(holder: object, name: str, value: object) -> Iterator[None]:
+    original = getattr(holder, name)
+    setattr(holder, name, value)
     try:
         yield
     finally:
-        if changed:
-            setattr(holder, name, original)
+        setattr(holder, name, original)
 
 
 def _without_unused(define_pipelines):
@@ -83,7 +84,8 @@ def _without_unused(define_pipelines):
 
 def _on_demand(run):
     """Lifetimes of variables are analysed on demand, not after every pass."""
-    postproc = importlib.import_module("numba.cuda.core.postproc")
+    from numba.cuda.core import postproc
+
     canonical, lifetime = postproc.transforms.canonicalize_cfg, postproc.VariableLifetime
 
     def run_on_demand(self, emit_dels=False, **options):
@@ -98,13 +100,13 @@ def _on_demand(run):
 
 def _without_deletions(find):
     """Deleting a variable without memory does nothing, as there are no reference counts."""
-    deletion = importlib.import_module("numba.cuda.core.ir").Del
+    from numba.cuda.core.ir import Del
 
     def find_and_drop(self):
         find(self)
         if not self.context.enable_nrt:
             alone = self._singly_assigned_vars
             for block in self.func_ir.blocks.values():
-                block.body = [step for step in block.body if not (isinstance(step, deletion) and step.value in alone)]
+                block.body = [step for step in block.body if not (isinstance(step, Del) and step.value in alone)]
 
     return find_and_drop
