@@ -174,13 +174,16 @@ def in_runs(problem, precision, aligned=True):
 
 
 def check(state, problem, precision, shift, aligned=True):
+    """Aligned, with a bias."""
     p, config = problem, in_runs(problem, precision, aligned)
     tile, (first, columns) = config.tile, k6_config.sample_columns(problem, config)
     state.itemsize, state.shift = tile.itemsize, shift * 4 // tile.itemsize
     state.shared, state.written = np.zeros(tile.staging), Counter()
     alignment = tensor_store.alignment_of(shift * 4, p, tile)
     y, staging = state.Output(), Staging(state.shared, 0, 0)
+    bias = [0.5 * (channel + 1) * aligned for channel in range(p.out_channels)]
     out = output_of(p, y, config, alignment)
+    out = out._replace(bias=bias, has_bias=True) if aligned else out
     stage_rows = tensor_store.make_stage_rows(tile)
     aim, head_of = tensor_store.make_aim(tile)
     store_any = tensor_store.make_store_any(tile, WARPS, add_bias=True)
@@ -220,7 +223,7 @@ def check(state, problem, precision, shift, aligned=True):
     for index, value in y.items():
         rest, o = divmod(index, p.out_length)
         sample, channel = divmod(rest, out_channels)
-        assert value == expected(problem, first, sample, channel, o)
+        assert value == expected(problem, first, sample, channel, o) + bias[channel]
 
 
 def output_of(p, y, config, alignment, has_bias=False):

@@ -1,4 +1,4 @@
-"""What the lab says without a GPU, for the record of tests/plans.py: options, explanations, random cases, waveforms."""
+"""What the lab says without a GPU, for the record of tests/plans.py: options, explanations, cases, sizes, bounds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from unittest.mock import patch
 
 import torch
 
+from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.cli import parser as cli
-from numba_tconv.lab.measure import fuzz, fuzz_activations, fuzz_steps, workloads
+from numba_tconv.lab.measure import accuracy, bench, fuzz, fuzz_activations, fuzz_steps, workloads
 from numba_tconv.lab.studies import training
+from numba_tconv.selection.directions import RESULTS
 
 EXPLAINED = (
     "kb64 --cc 9.0 --precision tf32", "kb79 --cc 8.0 --dtype bfloat16", "istft --cc 9.0 --precision tf32x3",
@@ -26,10 +28,12 @@ CASES = 24  # of each kind
 
 
 def options() -> dict[str, dict]:
-    """Each command's arguments, with what argparse does with them."""
-    (verbs,) = [one for one in cli.parser()._actions if isinstance(one, argparse._SubParsersAction)]
+    """Each command's description and arguments, with what argparse does with them; first those before a command."""
+    top = cli.parser()
+    (verbs,) = [one for one in top._actions if isinstance(one, argparse._SubParsersAction)]
     return {
-        name: {_flags(one): _action(one) for one in of._actions} | _defaults(of) for name, of in verbs.choices.items()
+        name: {"description": of.description} | {_flags(one): _action(one) for one in of._actions} | _defaults(of)
+        for name, of in {"numba_tconv": top, **verbs.choices}.items()
     }
 
 
@@ -84,9 +88,20 @@ def _sums(values: torch.Tensor) -> str:
     return f"{values.abs().sum():.3g} {values.square().sum():.3g} {tuple(values.shape)}"
 
 
+def roundings() -> dict[str, str]:
+    """The error that each result may have of rounding alone."""
+    p = Problem(3, 4, 5, 4, 50, stride=2, padding=1, bias=True)
+    operands = bench.make_operands(workloads.Workload("", p, "", ""), torch.float32, "cpu", gradients=True)
+    return {
+        f"{result} {precision}": str(accuracy.rounding(result, operands, p, precision))
+        for result in RESULTS
+        for precision in PRECISIONS[torch.float32]
+    }
+
+
 def everything() -> dict[str, dict]:
     draws = {"a problem": fuzz.draw, "a stream": fuzz_steps.draw, "an activation": fuzz_activations.draw}
     with patch.object(torch.cuda, "is_available", lambda: False):  # sizes of cases depend on it
         cases = {name: {str(n): draw(7, n).line() for n in range(CASES)} for name, draw in draws.items()}
         found = {"options": options(), "explanations": explanations(), "cases": cases}
-    return found | {"workloads": sizes(), "waveforms": waveforms()}
+    return found | {"workloads": sizes(), "waveforms": waveforms(), "roundings": roundings()}

@@ -98,6 +98,16 @@ def test_tf32_rounds_products_alone(result):
     assert not right(result, error, of_torch, operands_of(PROBLEM), "ieee", PROBLEM)
 
 
+def test_a_bias_adds_no_rounding_of_products():
+    operands = operands_of(PROBLEM)
+    found = []
+    for one in (operands, operands._replace(bias=operands.bias + 100)):
+        truth = scatter(*one[:3], PROBLEM)
+        rounding = accuracy.rounding("forward", one, PROBLEM, "tf32")
+        found.append((rounding.norm * truth.norm().item(), rounding.largest * truth.abs().amax().item()))
+    assert found[1] == pytest.approx(found[0])
+
+
 @results
 def test_the_rounding_of_float64_follows_the_longest_sum(result):
     operands = operands_of(PROBLEM, torch.float64)

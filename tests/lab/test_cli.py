@@ -15,6 +15,7 @@ from numba_tconv.lab.cli import commands
 from numba_tconv.lab.machine_code import inspection
 from numba_tconv.lab.measure import accuracy, bench, check, mismatch, rows, workloads
 from numba_tconv.lab.measure import contestants as named
+from numba_tconv.lab.report import tables
 from numba_tconv.runtime.device import A100, GPUS, H200
 from numba_tconv.selection.forward import select
 from numba_tconv.selection.gradient import GRADIENTS
@@ -294,27 +295,34 @@ def test_check_fails_where_any_result_is_wrong(capsys, monkeypatch, result):
     assert out.index(f"| {result} by ") < out.index("WRONG")
 
 
-def test_check_says_where_an_output_is_wrong(capsys, monkeypatch):
+def test_check_prints_every_result_and_where_an_output_is_wrong(capsys, monkeypatch):
     monkeypatch.setattr(check, "where", lambda: "here")
     where = mismatch.Mismatch(0, 1, 2, 1, 3.0, 4.0, 5, 60, "all of phase 1")
-    outcomes = [check.Outcome("one", accuracy.Error(1, 1), False, where=where), check.Outcome("other", None, True)]
-    monkeypatch.setattr(check, "parity", lambda *_: iter([("forward", one) for one in outcomes]))
-    commands.check_one(check.SMALL[0], torch.float32, "ieee")
-    assert capsys.readouterr().out.endswith(f"\none: {where}\n")
+    wrong = check.Outcome("one", accuracy.Error(1, 1), False, where=where)
+    outcomes = {of: [check.Outcome(f"{of} of another", None, True, "refused")] for of in RUNGS_OF}
+    outcomes["forward"].append(wrong)
+    monkeypatch.setattr(check, "parity", lambda *_: ((of, one) for of, some in outcomes.items() for one in some))
+    commands.check_one(check.SMALL[0], torch.float32, "tf32")
+    expected = [f"{check.SMALL[0]}, tf32, here; errors against float64"]
+    for of, some in outcomes.items():
+        expected.append(tables.markdown([f"{of} by", "norm", "largest", ""], [one.cells() for one in some]))
+    assert capsys.readouterr().out == "".join(f"\n{part}\n" for part in [*expected, f"one: {where}"])
 
 
 @pytest.mark.parametrize("right", [True, False, None])
 def test_check_that_no_rung_can_do_is_a_mistake(capsys, monkeypatch, right):
-    """All rungs refuse, and torch is compared with itself."""
+    """All rungs refuse the first of several problems, and torch is compared with itself."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(check, "where", lambda: "here")
-    done = None if right is None else accuracy.Error(0, 0)
-    outcomes = [
-        check.Outcome("torch", accuracy.Error(0, 0), True),
-        check.Outcome("k1_gather", done, right is not False),
-    ]
-    monkeypatch.setattr(check, "parity", lambda *_: iter([("forward", one) for one in outcomes]))
-    code, _, err = run(capsys, "check", "--precision", "tf32")
+
+    def parity(problem, *_):
+        first = problem == check.SMALL[0]
+        done = None if first and right is None else accuracy.Error(0, 0)
+        yield "forward", check.Outcome("torch", accuracy.Error(0, 0), True)
+        yield "forward", check.Outcome("k1_gather", done, not first or right is not False)
+
+    monkeypatch.setattr(check, "parity", parity)
+    code, _, err = run(capsys, "check", "--small", "--precision", "tf32")
     assert code == {True: 0, False: commands.FAILED, None: commands.MISTAKE}[right]
     assert ("no rung computes" in err) == (right is None)
 

@@ -95,6 +95,13 @@ def test_no_row_comes_of_a_wrong_waveform(on_the_cpu, monkeypatch):
         list(decoder_modes.measure("tiny", [torch.float32], [2], 0.5, ["eager"], 2))
 
 
+def test_inputs_last_as_long_as_was_asked(on_the_cpu):
+    for seconds, frames in ((0.5, 15), (0.001, 1)):
+        model, x = decoder_modes.make("tiny", 2, seconds)
+        assert x.shape == (2, ONE_STAGE.bands, frames)
+        assert not model.training
+
+
 def test_an_unknown_decoder_is_answered_with_the_names():
     with pytest.raises(ValueError, match="no decoder is called 'dacs'"):
         decoder_modes.make("dacs", 1, 1.0)

@@ -51,11 +51,12 @@ def test_more_slots_than_threads():
     assert not state[:39].any()
 
 
-def test_vectors_behind_the_last_output_channel_are_zeros():
-    """The last block has one output channel of four, a quarter of a row of weights."""
+@pytest.mark.parametrize("channels", [4, 8])
+def test_vectors_behind_the_last_output_channel_are_zeros(channels):
+    """The last block has one output channel of four, a quarter of a row of weights; or five of eight."""
     s = stream(Problem(1, 8, 5, 8, 1, 4), 8, 1)
     p = replace(s.layer, batch=8, length=1)
-    config = replace(mma_tile.choose(p, s.x.dtype), columns=8, channels=4, warps=1, slices=1)
+    config = replace(mma_tile.choose(p, s.x.dtype), columns=8, channels=channels, warps=1, slices=1)
     y = torch.full((8, 5, 4), torch.nan)
     plan.prepare(Layout.of(s.x), Layout.of(s.weight), None, False, p, config)(s.x, s.state(), s.weight, None, None, y)
     torch.testing.assert_close(y, s.offline(), rtol=TF32_EPS, atol=8 * TF32_EPS)

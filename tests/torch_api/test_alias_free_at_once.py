@@ -78,6 +78,18 @@ def test_training_is_recorded_with_the_same_gradients(made):
         torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.parametrize("name", ["x", "alpha", "beta"])
+def test_one_gradient_alone_is_recorded(made, name):
+    alpha, beta, up, down = (tensor.detach() for tensor in tensors_of(layer()))
+    given = {"x": X, "alpha": alpha, "beta": beta, "up_filter": up, "down_filter": down}
+    given[name] = given[name].clone().requires_grad_()
+    (found,) = torch.autograd.grad(alias_free_activation(**given).square().sum(), given[name])
+    x, alpha, beta, *filters = given.values()
+    y = ops.composed(x, *(f.reshape(-1) for f in filters), alpha, beta, 2, 2, True, "snake")
+    torch.testing.assert_close(found, *torch.autograd.grad(y.square().sum(), given[name]))
+    assert len(made) == 1
+
+
 OTHER = {
     "length": lambda g: g | {"x": X[..., :5].contiguous()},
     "strides": lambda g: g | {"x": torch.nn.functional.pad(X, (0, 1))[..., :-1]},
@@ -124,6 +136,18 @@ def test_a_bad_call_is_checked_after_a_good_one_like_it(made, what):
     with pytest.raises((TypeError, ValueError, RuntimeError)):
         alias_free_activation(**given | CHECKED[what])
     assert len(made) == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["x", "alpha", "beta", "up_filter", "down_filter"])
+def test_a_negation_not_yet_done_is_the_operators(made, monkeypatch, name):
+    alpha, beta, up, down = tensors_of(layer())
+    given = {"x": X, "alpha": alpha, "beta": beta, "up_filter": up, "down_filter": down}
+    expected = alias_free_activation(**given)
+    with monkeypatch.context() as patches:
+        patches.setattr(ops, "remembered", lambda *_: pytest.fail("found by a look-up"))
+        found = alias_free_activation(**given | {name: torch._neg_view(-given[name])})
+    torch.testing.assert_close(found, expected)
 
 
 @torch.no_grad()

@@ -183,4 +183,4 @@ def test_when_no_rung_can_every_reason_is_given():
 
 def test_an_output_past_64_bits_is_refused():
     with pytest.raises(RuntimeError, match="would have"):
-        ops._plan(Problem(1, 1, 1, 2, 3, stride=2**62), torch.float32, "k1_gather", "ieee", H200)
+        ops._plan(Problem(1, 1, 1, 2, 3, stride=2**62, padding=1), torch.float32, "k1_gather", "ieee", H200)

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -277,3 +278,16 @@ def test_a_gpu_computes_what_is_not_left_to_torch(monkeypatch, of, precision):
     problem = replace(problem, bias=False) if of != "grad_bias" else ops.sum_problem(g.shape)
     what = of, problem, *map(layout_of, operands)
     assert seen == ([(what, operands, "ieee")] if precision == "ieee" else [])
+
+
+@pytest.mark.parametrize("name", ["grad_output", "input", "weight"])
+@pytest.mark.parametrize("change", [torch._neg_view, lambda tensor: tensor.clone().requires_grad_()])
+def test_gradients_of_what_has_a_gradient_or_waits_for_its_sign_are_the_operators(monkeypatch, name, change):
+    taken, given = [], {one: torch.ones(1, 1, 3) for one in ("grad_output", "input", "weight")}
+    monkeypatch.setattr(ops, "computes_on", lambda index: True)
+    monkeypatch.setattr(ops, "_ready_gradients", lambda *_: taken.append("at once") or [None] * 3)
+    monkeypatch.setattr(ops.grad_ops, "backward", lambda *_: taken.append("by operators") or [None] * 3)
+    for some in (given, given | {name: change(given[name])}):
+        ctx = SimpleNamespace(saved_tensors=(some["input"], some["weight"]), needs_input_grad=[True] * 3, constants=())
+        ops.backward(ctx, some["grad_output"])
+    assert taken == ["at once", "by operators"]

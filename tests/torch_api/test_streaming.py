@@ -232,6 +232,21 @@ def test_a_tangent_is_refused(name):
         step(arguments[name])  # no tangent is no error
 
 
+@pytest.mark.parametrize("name", ["x", "state", "weight", "bias", "mask"])
+def test_zeros_without_memory_are_the_operators(monkeypatch, name):
+    """As if all tensors were on a GPU."""
+    sizes = {"x": (2, 4, 1), "state": (2, 4, 1), "weight": (4, 3, 4), "bias": (3,), "mask": (2,)}
+    given = {one: torch.ones(size, dtype=torch.bool if one == "mask" else None) for one, size in sizes.items()}
+    taken = []
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(module, "_cuda", lambda *_: taken.append("at once"))
+    monkeypatch.setattr(module, "_operator", lambda *_: taken.append("by the operator"))
+    without_memory = torch._efficientzerotensor(sizes[name], dtype=given[name].dtype)
+    for some in (given, given | {name: without_memory}):
+        streaming.step(**some, stride=2)
+    assert taken == ["at once", "by the operator"]
+
+
 def test_autocast_is_refused():
     arguments = bad()
     before = arguments["state"].clone()

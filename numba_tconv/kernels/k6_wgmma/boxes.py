@@ -15,7 +15,7 @@ from math import gcd
 from numba import int32
 
 from numba_tconv.kernels.common.tensor_core.fragments import column_of
-from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX, LONGEST_STRIDE, encode, row_bytes, rows_alike
+from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX, encode, row_bytes, rows_alike
 from numba_tconv.ptx import device_function
 
 from .arguments import Window
@@ -58,9 +58,8 @@ def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: i
         return None  # a box would pass the last channel, or span split-K parts
     aligned = alike == 1 and not offset and tile.chunk_shift % vector == 0
     rows = Rows(alike, strides[1] % vector if alike > 1 else 0, aligned)
-    overlapping = alike > 1 and rows.shear == strides[1]
-    if overlapping or alike * row_bytes(shape, strides, tile.itemsize)[1] >= LONGEST_STRIDE:
-        return None
+    if alike > 1 and rows.shear == strides[1]:
+        return None  # rows would overlap
     return rows if aligned or _narrowest(config, rows) <= LARGEST_BOX else None
 
 

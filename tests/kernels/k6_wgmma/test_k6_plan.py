@@ -1,6 +1,7 @@
 """What a launch of k6 tells its kernel, by name; a tensor map needs the driver, so a stand-in is told."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,3 +78,19 @@ def test_no_box_spans_parts_of_the_channels(monkeypatch):
         assert (x.stride_c, x.fetch.boxed) == (stride_c, 1)
         assert of_groups == Channels(channels // 2, 64, 2)
         assert y.data.shape == (2, 128, p.out_length)
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_only_weights_packed_in_the_call_take_the_early_launch(monkeypatch, now):
+    done = []
+
+    def launch(*_):
+        done.append("early")
+
+    launch.ordinary = lambda *_: done.append("ordinary")
+    of_all = SimpleNamespace(packing=None, launch=launch, map_bytes=0, tail=None, copy=None, second=None)
+    monkeypatch.setattr(kernel, "plan_of", lambda *_: of_all)
+    monkeypatch.setattr(kernel, "packed_weights", lambda w, _: (w, now))
+    one, layout = torch.empty(1), Layout.contiguous((1, 1, 1), torch.float32, NO_GPU)
+    kernel.WarpgroupMatrix().prepare(layout, layout, None, layout, Problem(1, 1, 1, 1, 1))(one, one, None, one)
+    assert done == ["early" if now else "ordinary"]
