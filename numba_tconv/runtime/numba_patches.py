@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterator
 
@@ -12,7 +13,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.cuda.descriptor import cuda_target
 
 KNOWN = "0.30."  # versions of numba-cuda that ``shortened`` knows
-# Passes for closures, array literals and overloads that are inlined in Python's code: kernels have none.
+# Passes for closures, array expressions and overloads that are inlined in Python's code: this package's have none.
 UNUSED = {"InlineClosureLikes", "NopythonRewrites", "InlineOverloads"}
 
 
@@ -75,6 +76,8 @@ def _replaced(holder: object, name: str, value: object) -> Iterator[None]:
 def _without_unused(define_pipelines):
     def define(self):
         pipelines = define_pipelines(self)
+        if any(map(inspect.iscode, self.state.func_id.code.co_consts)):  # it has a closure
+            return pipelines
         for pipeline in pipelines:
             pipeline.passes = [step for step in pipeline.passes if step[0].__name__ not in UNUSED]
         return pipelines

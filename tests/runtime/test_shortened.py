@@ -82,6 +82,21 @@ def test_a_variable_in_memory_is_deleted(counted):
     assert done["deletions"] > 0
 
 
+def test_kernels_with_closures_compile_as_ever(counted):
+    def of_closure(values):
+        def scaled(value):
+            return value * values[1]
+
+        values[0] = scaled(values[0])
+
+    def compile_it():
+        cuda.compile_ptx(of_closure, (types.float32[::1],), cc=(9, 0))
+
+    plain = counted(compile_it)
+    with shortened():
+        assert plain.keys() - counted(compile_it).keys() == {"deletions"}
+
+
 def test_it_ends_with_what_it_surrounds():
     before = [getattr(owner, name) for owner, name in PATCHED]
 
