@@ -69,7 +69,7 @@ def by_operator(monkeypatch):
 @pytest.fixture
 def routes(monkeypatch):
     """Lists of the operators that went around the dispatcher, of the others, and of calls with one look-up."""
-    seen, route, at_once = {"around": [], "through": [], "at once": []}, direct.route, functional._at_once
+    seen, route, at_once = {"around": [], "through": [], "at once": []}, direct.route, functional.at_once
 
     def noted(operator, arguments):
         way = route(operator, arguments)
@@ -83,7 +83,7 @@ def routes(monkeypatch):
         return call
 
     monkeypatch.setattr(direct, "route", noted)
-    monkeypatch.setattr(functional, "_at_once", noted_call)
+    monkeypatch.setattr(functional, "at_once", noted_call)
     return seen
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import is_
 
 import torch
 from torch import nn
@@ -13,11 +15,16 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from numba_tconv.kernels.common.packed_weights import FrozenWeights
+from numba_tconv.runtime.layout import layout_of
 
+from . import fast_path as direct
+from . import functional
 from .alias_free import AliasFreeActivation, tensors_of
 from .freezable import Freezable, computing_hooks
 from .functional import autocasts
 from .module import ConvTranspose1d
+
+MOST_CALLS = 1024  # remembered by a layer
 
 
 @dataclass(frozen=True)
@@ -132,20 +139,19 @@ class _Kept:
         self.layer = weakref.ref(layer)
         places = (place for one in layer.modules() for place in (one._parameters, one._buffers, one._modules))
         self.places = [place for place in places if place]
-        self.counts = [*map(len, self.places)]
-        self.sources = [(place, name, source) for place in self.places for name, source in place.items()]
+        self.names, self.sources = [*chain(*self.places)], [*chain(*map(dict.values, self.places))]
+        self.ids = [*map(id, self.sources)]
         self.parameters = list(layer.parameters())
 
     def restore(self, layer: nn.Module) -> None:
         """Undo what freezing changed."""
 
     def stands(self, layer: nn.Module) -> bool:
-        if self.layer() is not layer:
-            return False
-        for place, name, source in self.sources:  # faster than all()
-            if place.get(name) is not source:
-                return False
-        return [*map(len, self.places)] == self.counts
+        return (
+            self.layer() is layer
+            and [*chain(*self.places)] == self.names
+            and [*map(id, chain(*map(dict.values, self.places)))] == self.ids
+        )
 
     def serves(self, layer: nn.Module) -> bool:
         """Whether a call may use it. Unfreezes a layer that trains."""
@@ -167,7 +173,8 @@ class FrozenLayer(_Kept):
             for hook in computing_hooks(layer):  # else their tensors may be old
                 hook(layer, ())
             weights, self.bias = FrozenWeights(layer.weight), None if layer.bias is None else layer.bias.detach()
-        self.weights = {weights.tensor.dtype: weights}
+        self.weights, self.own = {weights.tensor.dtype: weights}, weights
+        self._calls: dict[tuple, tuple] = {}  # by the input's layout and TF32: the layer's choices, the call
         for hook in computing_hooks(layer):
             hook.__class__ = HELD.get(type(hook), type(hook))
 
@@ -186,7 +193,7 @@ class FrozenLayer(_Kept):
         """Weight and bias for a call; None for the layer's own."""
         if not self.serves(layer):
             return None
-        (weights,) = list(self.weights.values())[:1]
+        weights = self.own
         if torch._C._is_any_autocast_enabled() and autocasts(weights.tensor):
             dtype = torch.get_autocast_dtype(weights.tensor.device.type)
             if dtype not in self.weights:
@@ -194,6 +201,27 @@ class FrozenLayer(_Kept):
                     self.weights[dtype] = FrozenWeights(weights.tensor.to(dtype))
             weights = self.weights[dtype]
         return weights.tensor, self.bias
+
+    def output(self, layer: ConvTranspose1d, input: torch.Tensor) -> torch.Tensor | None:
+        """The layer's output by a remembered call; None where the layer must decide.
+
+        Weights need no checks: nobody else holds them."""
+        if not self.serves(layer) or torch._C._is_any_autocast_enabled() or not direct.is_clear(input):
+            return None
+        if layer.padding_mode != "zeros":
+            return None
+        key = layout_of(input), input.dtype is torch.float32 and functional.torch_allows_tf32()
+        choices = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
+        choices = *choices, layer.variant, layer.precision
+        known, call = self._calls.get(key, (choices, None))
+        if call is None or not all(map(is_, known, choices)):
+            call = functional.at_once(input, self.own.tensor, self.bias, *choices)
+            if call is None:
+                return None
+            if len(self._calls) >= MOST_CALLS:
+                self._calls.clear()
+            self._calls[key] = choices, call
+        return call(input, self.own.tensor, self.bias)
 
 
 class FrozenActivation(_Kept):

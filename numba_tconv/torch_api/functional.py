@@ -111,7 +111,7 @@ def conv_transpose1d(
     It runs anywhere, and within ``routed`` by this package. A ``__torch_function__`` receives this function.
     """
     if not torch.compiler.is_dynamo_compiling():
-        call = _at_once(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision)
+        call = at_once(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision)
         if call:
             return call(input, weight, bias)
     if has_torch_function_variadic(input, weight, bias):
@@ -185,7 +185,7 @@ def require_known(variant, precision) -> None:
         raise ValueError(f"unknown precision {precision!r}: there are {known}")
 
 
-def _at_once(
+def at_once(
     input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision
 ) -> direct.Call | None:
     """The remembered call; None if full checks must decide."""
@@ -210,7 +210,7 @@ def _at_once(
         return None
     if weight is None or not direct.is_clear(input, weight, bias):
         return None
-    laid_out, tf32 = layout_of(input), precision is None and input.dtype is torch.float32 and _torch_allows_tf32()
+    laid_out, tf32 = layout_of(input), precision is None and input.dtype is torch.float32 and torch_allows_tf32()
     of_weight, of_bias = layout_of(weight), None if bias is None else layout_of(bias)
     # Faster than a tuple with *.
     return _call(
@@ -273,16 +273,16 @@ def _is_empty(input: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def default_precision(dtype: torch.dtype) -> str:
-    return TF32_ALLOWED if dtype == torch.float32 and _torch_allows_tf32() else PRECISIONS[dtype][0]
+    return TF32_ALLOWED if dtype == torch.float32 and torch_allows_tf32() else PRECISIONS[dtype][0]
 
 
-def _torch_allows_tf32() -> bool:
+def torch_allows_tf32() -> bool:
     """``cudnn.allow_tf32`` raises once a newer setting was used."""
     return torch._C._get_fp32_precision_getter(*CUDNN_CONVOLUTIONS) == "tf32"
 
 
 # As torch.compiler.assume_constant_result, which would import torch._dynamo.
-_torch_allows_tf32._dynamo_marked_constant = True
+torch_allows_tf32._dynamo_marked_constant = True
 
 
 def autocasts(tensor: torch.Tensor) -> bool:

@@ -56,6 +56,11 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
 
         Raises as torch's layer and ``conv_transpose1d``; ValueError if stride cannot reach ``output_size``.
         """
+        frozen = self._frozen
+        if frozen is not None and output_size is None:
+            output = frozen.output(self, input)
+            if output is not None:
+                return output
         self._require_zeros()
         if not isinstance(self.padding, (tuple, str)):
             raise AssertionError(
@@ -64,7 +69,6 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
         output_padding = self.output_padding
         if output_size is not None:
             output_padding = self._padding_for(input, output_size)
-        frozen = self._frozen
         weight, bias = (frozen and frozen.operands(self)) or (self.weight, self.bias)
         return conv_transpose1d(
             *(input, weight, bias),

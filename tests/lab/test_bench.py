@@ -295,7 +295,7 @@ def test_in_tf32_the_selection_is_asked_as_by_a_call_that_names_no_precision(
         function = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, **named: asked.append(of(given, named)) or function(*given))
 
-    recorded(functional, "conv_transpose1d", lambda _, named: (named["precision"], functional._torch_allows_tf32()))
+    recorded(functional, "conv_transpose1d", lambda _, named: (named["precision"], functional.torch_allows_tf32()))
     for of in OF_GRADIENTS:
         recorded(grad_ops, of, lambda given, _: given[-1])
     monkeypatch.setattr(bench, "_wrong", lambda *_: [])

@@ -77,7 +77,7 @@ def test_kernels_of_layers_and_activations_are_compiled_ahead_in_each_dtype():
     model, x = tiny()
     convert(model)
     models = {dtype: copy.deepcopy(model).to(dtype) for dtype in (torch.float32, torch.bfloat16)}
-    calls = decoder_modes.calls_ahead(models, x)
+    calls = decoder_modes.calls_ahead(models, [x])
     found = {(call.dtype, call.precision if hasattr(call, "precision") else call.activation) for call in calls}
     names = {torch.float32: "ieee", torch.bfloat16: "bf16"}  # TF32 gains nothing for so few channels
     assert found == {(dtype, name) for dtype in names for name in (names[dtype], "snake")}

@@ -96,7 +96,7 @@ def test_outputs_around_the_signal_are_there_at_each_call(by_operator, padding):
 def test_torchs_switch_is_asked_at_every_call(made_ready, monkeypatch):
     tensors = [tensor.float() for tensor in tensors_of(PROBLEM, requires_grad=False)]
     for allowed in (False, True, False, True):
-        monkeypatch.setattr(functional, "_torch_allows_tf32", lambda allowed=allowed: allowed)
+        monkeypatch.setattr(functional, "torch_allows_tf32", lambda allowed=allowed: allowed)
         call(*tensors)
     assert [what[-1] for _, what in made_ready] == ["ieee", TF32_ALLOWED]
     call(*(tensor.double() for tensor in tensors))

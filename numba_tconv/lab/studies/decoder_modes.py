@@ -120,7 +120,8 @@ def measure(
         del model, converted
         if x.is_cuda:
             say(f"compiling kernels for {report.replaced} layers and {report.activations} activations")
-            ahead.compile_all(calls_ahead({dtype: ours for dtype, (_, ours) in models.items()}, x))
+            inputs = [x[:batch] for batch in batches]
+            ahead.compile_all(calls_ahead({dtype: ours for dtype, (_, ours) in models.items()}, inputs))
         for dtype in dtypes:
             precision = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
             theirs, ours = models.pop(dtype)
@@ -159,12 +160,13 @@ def measure_mode(models: list[nn.Module], x: torch.Tensor, mode: str, exact: tor
     return errors, timing.wall_times([theirs, ours], repeats)
 
 
-def calls_ahead(models: dict[torch.dtype, nn.Module], x: torch.Tensor) -> list:
+def calls_ahead(models: dict[torch.dtype, nn.Module], inputs: list[torch.Tensor]) -> list:
     found = []
     for dtype, model in models.items():
         decode = model.decode if hasattr(model, "decode") else model  # bound: ``computations`` sees the modules
         with bench.torch_switches(dtype == torch.float32, search=False):
-            found += compile_ahead.calls_of(computations(decode, _to(x, dtype)), current_device())
+            for x in inputs:
+                found += compile_ahead.calls_of(computations(decode, _to(x, dtype)), current_device())
     return found
 
 
