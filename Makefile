@@ -101,7 +101,7 @@ docs: $(DOCS_ENV) ## the API reference, in build/docs; fails where one of its li
 
 # Without a GPU the outputs that one recorded stay, and nothing is measured, so several run at a time.
 notebooks: $(TEST_ENV) ## run the notebooks again, and keep their outputs where there is a GPU
-	printf '%s\n' notebooks/*.ipynb | PYTHONPATH='$(CURDIR)' xargs -n 1 \
+	printf '%s\n' notebooks/*.ipynb | PYTHONPATH='$(CURDIR)' TQDM_DISABLE=1 xargs -n 1 \
 		$$($(PY) -c 'import os, torch; print("-P", 1 if torch.cuda.is_available() else os.cpu_count())') \
 		$(PY) -m jupyter execute $$($(PY) -c 'import torch; print("--inplace" * torch.cuda.is_available())')
 

@@ -12,7 +12,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_elsewhere_it_is_one_plain_line(capsys):
+def test_elsewhere_it_is_one_plain_line(capsys, monkeypatch):
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
     shown = progress_of.progress(range(3), "kernels", 3)
     assert capsys.readouterr().err == "kernels ...\n"
     assert list(shown) == [0, 1, 2]
@@ -36,3 +37,9 @@ def test_what_takes_less_than_two_seconds_shows_nothing(monkeypatch):
     assert progress_of.DELAY_S == 2
     assert list(progress_of.progress(range(3), "kernels")) == [0, 1, 2]
     assert "kernels" not in terminal.getvalue()
+
+
+def test_it_can_be_turned_off(monkeypatch, capsys):
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    assert list(progress_of.progress(range(3), "kernels")) == [0, 1, 2]
+    assert capsys.readouterr() == ("", "")
