@@ -14,7 +14,7 @@ DELAY_S = 2
 
 
 def progress(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
-    """``items``, with a bar after DELAY_S seconds on a terminal, else one line on stderr. TQDM_DISABLE hides both."""
+    """``items``, with a bar after DELAY_S seconds on a terminal, else a line on stderr; TQDM_DISABLE hides both."""
     if sys.stderr.isatty():
         return iter(tqdm(items, desc=label, total=total, leave=False, delay=DELAY_S))
     if not os.environ.get("TQDM_DISABLE"):

@@ -148,7 +148,7 @@ class _Kept:
     def stands(self, layer: nn.Module) -> bool:
         if self.layer() is not layer:
             return False
-        for place, name, source in self.sources:  # faster than all()
+        for place, name, source in self.sources:
             if place.get(name) is not source:
                 return False
         return [*map(len, self.places)] == self.counts
@@ -174,7 +174,7 @@ class FrozenLayer(_Kept):
                 hook(layer, ())
             weights, self.bias = FrozenWeights(layer.weight), None if layer.bias is None else layer.bias.detach()
         self.weights, self.own = {weights.tensor.dtype: weights}, weights
-        self._calls: dict[tuple, tuple] = {}  # by the input's layout and TF32: the layer's choices, the call
+        self._calls: dict[tuple, tuple] = {}  # layout of the input, TF32: choices, call
         for hook in computing_hooks(layer):
             hook.__class__ = HELD.get(type(hook), type(hook))
 
@@ -203,9 +203,7 @@ class FrozenLayer(_Kept):
         return weights.tensor, self.bias
 
     def output(self, layer: ConvTranspose1d, input: torch.Tensor) -> torch.Tensor | None:
-        """The layer's output by a remembered call; None where the layer must decide.
-
-        Weights need no checks: nobody else holds them."""
+        """The output by a remembered call; None where the layer must decide. Nobody else holds the weights."""
         if not self.serves(layer) or torch._C._is_any_autocast_enabled() or not direct.is_clear(input):
             return None
         if layer.padding_mode != "zeros":

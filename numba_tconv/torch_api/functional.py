@@ -212,7 +212,6 @@ def at_once(
         return None
     laid_out, tf32 = layout_of(input), precision is None and input.dtype is torch.float32 and torch_allows_tf32()
     of_weight, of_bias = layout_of(weight), None if bias is None else layout_of(bias)
-    # Faster than a tuple with *.
     return _call(
         laid_out, of_weight, of_bias, stride, padding, output_padding, groups, dilation, variant, precision, tf32
     )

@@ -97,7 +97,7 @@ def quantile(times: list[float], share: float) -> float:
 
 
 def wall_times(calls: list[Callable], repeats: int) -> list[float]:
-    """Median ms of each call until the GPU is idle, in turns, every other round backwards."""
+    """Median ms of each call until the GPU is idle, in alternating order."""
     taken = [[] for _ in calls]
     gc.collect()
     gc.disable()
