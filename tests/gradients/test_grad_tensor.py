@@ -20,6 +20,7 @@ from numba_tconv.gradients.input.wgmma import tile as grad_input_wgmma_config
 from numba_tconv.gradients.weight.wgmma import choose as grad_weight_wgmma_choose
 from numba_tconv.gradients.weight.wgmma import kernel as grad_weight_wgmma
 from numba_tconv.gradients.weight.wgmma import operands as grad_weight_wgmma_operands
+from numba_tconv.gradients.weight.wgmma import producer as grad_weight_wgmma_producer
 from numba_tconv.gradients.weight.wgmma import tile as grad_weight_wgmma_config
 from numba_tconv.kernels.common import tensor_map
 from numba_tconv.kernels.common.tensor_core import fragments
@@ -153,6 +154,45 @@ def test_a_product_of_grad_weight_loads_from_its_positions(monkeypatch, precisio
                 low, high = ((loads[by_halves], row + start + place) for place in entry)
                 expected.append(low if low == high else (low, high, selector))
             assert registers == dict(enumerate(expected, 7))
+
+
+@every_precision
+def test_grad_weight_copies_by_the_maps_that_it_publishes(monkeypatch, precision):
+    """The first map is x's, one a set of rows is grad_output's."""
+    module, published, acquired, used = grad_weight_wgmma_producer, {}, set(), []
+    g_maps, at, size = 1 << 20, 1 << 10, module.MAP_BYTES
+
+    def publish(template, address, maps, room, lane):
+        assert room == at
+        published[maps] = template, address
+
+    def publish_sets(template, maps, room, boxes, address, *_):
+        for box in range(boxes):
+            publish(template, address, maps + box * size, room, 0)
+
+    def acquire_sets(maps, boxes, lane):
+        acquired.update(range(maps, maps + boxes * size, size))
+
+    for name, fake in {
+        "device_function": lambda function: function,
+        "make_publish": lambda itemsize: (publish_sets, acquire_sets),
+        "publish": publish,
+        "st_shared_b64": lambda *_: None,
+        "mbarrier_arrive_expect_tx": lambda *_: None,
+        "cp_async_bulk_tensor": lambda target, map_at, *_: used.append(map_at),
+    }.items():
+        monkeypatch.setattr(module, name, fake)
+    for alike in (0, 1, 2, 4):
+        config = choose_for_weight(PROBLEMS["hifigan_u1"], precision, alike)
+        for found in (published, acquired, used):
+            found.clear()
+        producer, x_map = module.make_producer(config), g_maps + config.alike * size
+        maps = SimpleNamespace(g_template="g", g_address=1, b_template="x", b_address=2)
+        rows, thread = SimpleNamespace(stride_c=3, length=5, channels=7), SimpleNamespace(base=at - config.map, lane=0)
+        producer.publish_maps(maps, rows, g_maps, x_map, thread)
+        producer.copy(module.Source(g_maps, x_map, 0, 0, 0, 3), 0, 0, SimpleNamespace(full=0), 0, 0)
+        assert [published[one] for one in used] == [("x", 2)] + [("g", 1)] * config.alike * config.pieces
+        assert acquired == set(used) == set(published)
 
 
 @every_precision

@@ -12,6 +12,7 @@ from numba_tconv.kernels.k5_mma import choose as k5_choice
 from numba_tconv.kernels.k5_mma import kernel as k5_mma
 from numba_tconv.kernels.k5_mma import load_ahead as k5_load_ahead
 from numba_tconv.kernels.k5_mma import producer as k5_load
+from numba_tconv.kernels.k5_mma import resident as k5_resident
 from numba_tconv.kernels.k5_mma.mainloop import NEXT
 from numba_tconv.lab.measure import workloads
 from numba_tconv.runtime.device import A100, H200
@@ -210,6 +211,56 @@ def test_every_stage_is_the_window_of_its_tile(copies, p, precision, offset, ali
     load(threads[0][0], STAGES, tiles, threads[0][2], signal)
     assert not copies.elements, "behind the last tile nothing is copied"
     assert copies.groups == before + 1, "but a group there is"
+
+
+@pytest.mark.parametrize("samples", [1, 8])
+def test_every_tile_of_resident_weights_is_stored_where_it_begins(monkeypatch, samples):
+    """Also tiles that begin with a sample."""
+    config, thread = resident(*CASES[0]), SimpleNamespace(lane=0, team=0, warp=0, warp_row=0, first_column=0)
+    block, stored, advance = SimpleNamespace(x=0, y=0), [], config.tile.advance
+
+    def nothing(*_):
+        return None
+
+    arrays = SimpleNamespace(array=lambda count, dtype: [0] * count)
+    for name, meaning in dict(
+        device_function=same,
+        recomputed=same,
+        cp_async_wait=lambda groups: nothing,
+        barrier_sync=nothing,
+        griddepcontrol_wait=nothing,
+        shared_address=lambda *_: 0,
+        cuda=SimpleNamespace(
+            **dict(shared=arrays, local=arrays, syncthreads=nothing),
+            **dict(threadIdx=SimpleNamespace(x=0), blockIdx=block, gridDim=SimpleNamespace(y=GRID)),
+        ),
+        make_thread_of=lambda config: lambda number: thread,
+        make_selectors_of=lambda config: nothing,
+        make_load_ahead=lambda config: (
+            lambda *_: SimpleNamespace(address=0, last_channel=0),
+            nothing,
+            lambda ahead, *_: ahead,
+        ),
+        make_window=lambda config: nothing,
+        make_products=lambda config: nothing,
+        make_start=lambda config: (nothing, nothing),
+        make_store_tile=lambda config: (lambda *given: stored.append(given[5][:2]), False),
+        make_clear=nothing,
+        _make_load_weights=lambda config: nothing,
+        output_of=nothing,
+    ).items():
+        monkeypatch.setattr(k5_resident, name, meaning)
+    cast_quickly(monkeypatch, k5_resident)
+    tiles, columns = 40, 40 // samples * advance
+    one = dict(length=columns, in_per_group=8, out_per_group=8, groups=1)
+    sizes = SimpleNamespace(batch=samples, columns=columns, first_column=0, **one)
+    x, weights = SimpleNamespace(data=None, stride_n=0, stride_c=0), SimpleNamespace(packed=None)
+    loop = SimpleNamespace(tap_chunks=1, stages_a_chunk=1, group_tiles=1)
+    kernel = k5_resident.make_kernel.__wrapped__(config).function
+    for block.y in range(GRID):
+        for thread.team in range(config.teams):
+            kernel(x, weights, None, sizes, loop, tiles, None)
+    assert sorted(stored) == [divmod(number * advance, columns) for number in range(tiles)]
 
 
 # Several tiles a block, tails of channels, chunks of taps (in 16 bits also an odd number of columns apart), strides.

@@ -28,6 +28,28 @@ def test_a_thread_that_has_no_context_gets_torchs_first(monkeypatch):
     assert words == (-(1 << 63), *15 * [7]), "as the signed numbers that a kernel's argument holds"
 
 
+@pytest.mark.parametrize("swizzled", [False, True])
+@pytest.mark.parametrize(
+    ("precision", "kind"), [("tf32", "TFLOAT32"), ("tf32x3", "FLOAT32"), ("fp16", "UINT16"), ("bf16", "UINT16")]
+)
+def test_what_the_driver_is_asked(monkeypatch, precision, kind, swizzled):
+    asked = []
+
+    def encode_tiled(*arguments):
+        asked.extend(arguments)
+        return 0, SimpleNamespace(opaque=[])
+
+    monkeypatch.setattr(tensor_map.driver, "cuTensorMapEncodeTiled", encode_tiled)
+    monkeypatch.setattr(tensor_map, "enter_context", lambda device: None)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    tensor_map.encode(precision, (64, 8, 2), (128, 1024), (32, 4, 1), swizzled)
+    elements, dimensions, _, *lists, _, swizzle, _, _ = asked
+    assert elements.name == f"CU_TENSOR_MAP_DATA_TYPE_{kind}"
+    assert dimensions == 3
+    assert [[int(one) for one in some] for some in lists] == [[64, 8, 2], [128, 1024], [32, 4, 1], [1, 1, 1]]
+    assert swizzle.name == f"CU_TENSOR_MAP_SWIZZLE_{'128B' if swizzled else 'NONE'}"
+
+
 @pytest.mark.parametrize("place", range(3), ids=["samples", "channels", "positions"])
 def test_a_size_beyond_32_bits_has_no_map(place):
     for more, lies in ((-8, True), (0, False)):

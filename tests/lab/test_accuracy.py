@@ -39,6 +39,15 @@ def test_errors_are_relative_to_float64(measured):
     assert doubled.largest == pytest.approx(1, rel=1e-5)
 
 
+@pytest.mark.parametrize("loud", range(PROBLEM.batch))
+def test_the_largest_error_is_relative_to_the_loudest_sample(monkeypatch, loud):
+    monkeypatch.setattr(accuracy, "ORACLE_ELEMENTS", 1)
+    operands = operands_of(PROBLEM)
+    operands.x[loud] *= 100
+    doubled = 2 * by_torch("forward", operands, PROBLEM)
+    assert errors({"": doubled}, operands, PROBLEM)[""].largest == pytest.approx(1, rel=1e-5)
+
+
 @pytest.mark.parametrize("where", [0, 3, -1])
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.5])
 def test_one_wrong_element_is_found(measured, where, value):

@@ -154,6 +154,15 @@ def test_slow_contestants_sit_out_rounds(monkeypatch):
     assert after_warm_up[:4] == [fast, medium, slow, fast]
 
 
+def test_wall_times_are_taken_forwards_and_backwards(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    first, second = timing.wall_times([lambda: calls.append("first"), lambda: calls.append("second")], repeats=2)
+    assert first > 0 < second
+    assert calls[-4:-2] == calls[:-3:-1]
+    assert {*calls[-2:]} == {"first", "second"}
+
+
 TINY = Workload("tiny test", Problem(2, 4, 6, 4, 50, stride=2, padding=1, bias=True), "", "")
 X, W, Y, B = 2 * 4 * 50, 4 * 6 * 4, 2 * 6 * 100, 6  # elements of the problem's tensors
 

@@ -67,6 +67,12 @@ def test_demo_of_the_recorded_rows_is_short():
     assert (ROOT / "plots" / demo.FIGURE).exists()
 
 
+def test_where_the_shown_rows_were_measured():
+    shown, later = row(rung="auto", precision="tf32"), row(driver="999.9", time="2026-02-03T04:05:06Z")
+    title, *_ = demo.results([shown, later], ROOT)
+    assert ", driver 580.1, " in title
+
+
 @no_gpu
 def test_demo_fails_where_the_simulator_finds_something_wrong(capsys, places, monkeypatch):
     monkeypatch.setattr(demo, "start_simulator", lambda: Simulator(returncode=1))

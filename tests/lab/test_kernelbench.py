@@ -1,6 +1,7 @@
 """The KernelBench entries: the benchmark's constructors, weights and sizes, and on a GPU its rules."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from numba_tconv.lab.measure.accuracy import Error
 from numba_tconv.lab.studies import kernelbench
 from numba_tconv.lab.studies.kernelbench import CORRECTNESS_TRIALS, ENTRIES
 from tests.command_line import run
-from tests.samples import result
+from tests.samples import WHERE, result
 
 CONSTRUCTORS = {
     64: "in_channels out_channels kernel_size stride=1 padding=0 output_padding=0 groups=1 bias=False",
@@ -47,6 +48,19 @@ def test_all_arguments_reach_the_layer(number):
     layer = ENTRIES[number].model(4, 6, 5, **others).conv1d_transpose
     for name, value in others.items():
         assert (layer.bias is not None if name == "bias" else getattr(layer, name)) in (value, (value,)), name
+
+
+def test_every_trial_has_an_input_of_its_own(monkeypatch):
+    workload, rand, seen = kernelbench.get(ENTRIES[64].workload), torch.rand, []
+    few = replace(workload, problem=replace(workload.problem, batch=1, length=9))
+    monkeypatch.setattr(kernelbench, "get", lambda name: few)
+    monkeypatch.setattr(torch.nn.Module, "cuda", lambda model: model)
+    monkeypatch.setattr(torch, "rand", lambda shape, device: seen.append(rand(shape)) or seen[-1])
+    monkeypatch.setattr(kernelbench, "mean_ms", lambda model, x: 1.0)
+    monkeypatch.setattr(kernelbench.machine, "measured", lambda: WHERE)
+    found = kernelbench.run(64)
+    assert found.passed == found.trials == len(seen) == CORRECTNESS_TRIALS
+    assert len({x.sum().item() for x in seen}) == CORRECTNESS_TRIALS
 
 
 def judged(passed, error, torch_error, number=64, **others):

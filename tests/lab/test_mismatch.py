@@ -32,6 +32,7 @@ def spoilt(where, by=1.0):
         ((ALL, ALL, slice(0, 4)), "all of positions 0 to 3"),
         ((ALL, ALL, slice(-3, None)), f"all of positions from {SHAPE[2] - 3} on"),
         ((ALL, ALL, slice(7, None, 8)), f"all of positions 7, 15, ... {range(7, SHAPE[2], 8)[-1]}"),
+        ((ALL, ALL, slice(7, 24, 8)), "all of positions 7, 15, ... 23"),
         ((0, 4, 6), "all of sample 0, channel 1 of group 1, phase 2, position 6"),
     ],
 )

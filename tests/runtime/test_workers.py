@@ -84,6 +84,12 @@ def test_a_plain_script_is_not_run_again(tmp_path):
     assert len(set(pids)) <= 2
 
 
+def test_processes_ignore_interrupts(tmp_path):
+    (tmp_path / "told.py").write_text("import signal\ndef serve(): print(signal.getsignal(signal.SIGINT).name)\n")
+    command = workers.COMMAND.format(path=[str(tmp_path), *sys.path], module="told")
+    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True).stdout == "SIG_IGN\n"
+
+
 @pytest.mark.thorough
 def test_an_interrupt_lets_calls_end_and_starts_no_more(tmp_path):
     """Ctrl-C for the whole group of processes."""

@@ -94,6 +94,15 @@ def test_what_is_not_written_is_found(monkeypatch):
             fuzz.draw(5, number).check()
 
 
+def test_every_wrong_case_is_counted(capsys, monkeypatch):
+    def check(case):
+        raise fuzz.Mismatch("no")
+
+    monkeypatch.setattr(fuzz.Case, "check", check)
+    code, lines = run(capsys, 3, 2)
+    assert (code, lines[::2]) == (commands.FAILED, ["case 3: no", "case 4: no", "seed 5, cases 3 to 4: 2 wrong"])
+
+
 def test_an_interrupted_run_says_where_to_go_on(capsys, monkeypatch):
     def check(case):
         if case == fuzz.draw(5, 12):

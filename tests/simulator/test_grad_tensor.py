@@ -183,6 +183,8 @@ def test_squares_meet_in_shared_memory_without_conflicts(dtype, count, vectors, 
     g = torch.randn(1, 1, count * vector * phases).to(dtype)
     problem = Problem(1, 1, 1, phases, count * vector, stride=phases)
     assert torch.equal(planes.make_planes(g, problem), planes_by_definition(g, problem))
+    kernel = planes.make_kernel(planes.make_config(problem, dtype))
+    assert kernel.threads * vector == TILE["COLUMNS"] * TILE["SQUARES"]
     tiles = -(-count * vector // TILE["COLUMNS"])
     width = -(-count // tiles)
     width += width % 2

@@ -40,3 +40,30 @@ def test_a_block_has_one_array(slow_allocation):
     result = np.zeros(1)
     sums[1, THREADS](result)
     assert result[0] == THREADS * (THREADS - 1) / 2
+
+
+PUT = """
+@cuda.jit(device=True)
+def put(value):
+    shared = cuda.shared.array(1, dtype=float32)
+    shared[0] = value
+    return shared
+"""
+
+
+def test_arrays_of_the_same_line_of_two_files_are_two():
+    def put_of(file):
+        names = {"cuda": cuda, "float32": float32}
+        exec(compile(PUT, file, "exec"), names)
+        return names["put"]
+
+    first, second = put_of("first.py"), put_of("second.py")
+
+    @cuda.jit
+    def both(result):
+        one, other = first(1), second(2)
+        result[0], result[1] = one[0], other[0]
+
+    result = np.zeros(2)
+    both[1, 1](result)
+    assert result.tolist() == [1, 2]

@@ -57,6 +57,13 @@ def test_a_thread_a_channel_gives_the_same_bits(reason):
     assert torch.equal(state, s.x[:, :, 10 - s.kept :])
 
 
+def test_the_last_block_has_fewer_output_channels():
+    s = stream(LAYERS["channels of two parts"], 1, 2)
+    config = replace(tile.tiny(replace(s.layer, length=2), s.x.dtype)[1], channels=2)
+    assert s.layer.out_channels == 3
+    assert torch.equal(step(s.x, s.state(), s, config=config), s.offline(by_gather))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(dtype):
     s = stream(LAYERS["channels of two parts"], 2, 4, dtype)

@@ -69,3 +69,19 @@ def test_the_last_readers_of_a_state_leave_no_ticket(monkeypatch):
     assert len(taken) == 2  # steps
     assert len(taken[0]) > 2  # a ticket for each stage and tile of slots
     assert not any(counters.any() for counters in taken)
+
+
+@pytest.mark.parametrize("stages", [3, 4])
+def test_states_of_more_steps_than_stages(stages, monkeypatch):
+    """Each of two readers of a state draws a ticket a step; from four stages on it reads it a step later."""
+    taken, take = [], tickets.take
+    monkeypatch.setattr(tickets, "take", lambda *sizes: taken.append(take(*sizes)) or taken[-1])
+    s = stream(Problem(1, 40, 2, 4, 1, 2), 2, 1)
+    p = replace(s.layer, batch=2, length=1)
+    config = replace(mma_tile.tiny(p, s.x.dtype)[1], stages=stages)
+    assert -(-p.in_channels // config.stage_channels) > stages
+    state, y = s.state(), torch.full((2, 2, 2), torch.nan)
+    plan.prepare(Layout.of(s.x), Layout.of(s.weight), None, False, p, config)(s.x, state, s.weight, None, None, y)
+    torch.testing.assert_close(y, s.offline(), rtol=TF32_EPS, atol=8 * TF32_EPS)
+    assert torch.equal(state, s.x)
+    assert not taken[0].any()

@@ -1,6 +1,7 @@
 """Tensors sharded over several devices: two processes, by gloo, compute what one computes."""
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from numba_tconv import ConvTranspose1d, conv_transpose1d, routed
-from numba_tconv.torch_api import functional
+from numba_tconv.torch_api import functional, sharding
 
 PROCESSES = 2
 DENSE = dict(stride=2, padding=1)
@@ -130,6 +131,17 @@ def found():
         method = "spawn" if torch.cuda.is_available() else "fork"
         torch.multiprocessing.start_processes(work, args=(folder,), nprocs=PROCESSES, start_method=method)
         yield [torch.load(Path(folder) / str(rank), weights_only=False) for rank in range(PROCESSES)]
+
+
+def test_the_rules_wait_for_distributed_tensors(monkeypatch):
+    registered = []
+    monkeypatch.setattr(sharding, "register", lambda: registered.append(True))
+    monkeypatch.delitem(sys.modules, sharding.MODULE, raising=False)
+    sharding.prepare()
+    assert not registered
+    monkeypatch.setitem(sys.modules, sharding.MODULE, object())
+    sharding.prepare()
+    assert registered
 
 
 @pytest.mark.parametrize("name", CASES)
