@@ -31,7 +31,7 @@ SHORT = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 
 def ten(rows: Iterable[Row]) -> str:
     """The selection's time and speed-up on LAYERS, forward and in training steps."""
-    found = _picked(rows)
+    found = {key: row for key, row in _picked(rows).items() if key[0] in LAYERS}
     if not found:
         return EMPTY
     header = ["layer", "channels, taps, stride", *(f"{direction}, {NAMES[name]}" for direction, name in COLUMNS)]
@@ -40,8 +40,8 @@ def ten(rows: Iterable[Row]) -> str:
         for name in LAYERS
         if any((name, *column) in found for column in COLUMNS)
     ]
-    rows_shown = [row for (name, *_), row in found.items() if name in LAYERS]
-    said = f"Milliseconds, and how many times as fast as torch; {where(rows_shown)}. {note(rows_shown)}".rstrip()
+    shown_rows = [*found.values()]
+    said = f"Milliseconds, and how many times as fast as torch; {where(shown_rows)}. {note(shown_rows)}".rstrip()
     return f"{markdown(header, lines, texts=2)}\n\n{said}"
 
 
