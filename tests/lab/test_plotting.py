@@ -381,12 +381,24 @@ def test_every_figure_of_the_recorded_rows_is_there():
     assert set(planned) == there, "run `make figures`, and remove what is drawn no more"
 
 
-def test_neighbours_of_powers_of_two_are_not_drawn():
+def test_neighbours_of_powers_of_two_are_told_but_not_drawn():
     def lengths(figure):
         return {x for line in figure.axes[0].lines for x in line.get_xdata()}
 
-    layer = workloads.get("hifigan_u1")
-    some = [one for n in (2**7, 2**8) for one in ladder(workloads.at_length(layer, n, 16))]
-    beside = ladder(workloads.at_length(layer, 2**7 + 1, 16))
-    assert lengths(by_length.throughput([*some, *beside])) == {2**10, 2**11}
-    assert lengths(by_length.throughput(beside)) == {2**10 + 8}
+    def told(figure):
+        return [text.get_text() for text in figure.texts if "one position more or less" in text.get_text()]
+
+    def measured(length, slower=1.0):
+        at = workloads.at_length(workloads.get("hifigan_u1"), length, 16)
+        return [*ladder(at), row(at, "auto", slower=slower)]
+
+    some = [*measured(2**7), *measured(2**8)]
+    beside = [*measured(2**7 + 1, 2.0), *measured(2**8 - 1, 1.5), *measured(2**8 + 9, 9.0)]
+    figure = by_length.throughput([*some, *beside])
+    assert lengths(figure) == {2**10, 2**11}
+    assert by_length.finding([*some, *beside]) == by_length.finding(some)
+    (text,) = told(figure)
+    # Of twice and 1.5 times the time of a position, at 129 and 255 of them.
+    assert "; one position more or less: 1.49 to 2.02 times as long; roofline" in text
+    assert not told(by_length.throughput(some))
+    assert lengths(by_length.throughput(measured(2**7 + 1))) == {2**10 + 8}

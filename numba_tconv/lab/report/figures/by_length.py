@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from numba_tconv.lab.measure.contestants import AUTO
 from numba_tconv.lab.measure.rows import Row, grouped
 from numba_tconv.lab.measure.workloads import of_row
 from numba_tconv.selection.directions import FORWARD, STEP
@@ -26,6 +27,7 @@ def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
 
     Rows are of one direction, dtype, precision and batch; ``live`` ones have hollow markers.
     """
+    beside = _times_beside_the_grid(rows)
     rows, live = _on_the_grid(rows), _on_the_grid(live)
     layers = swept_layers([*rows, *live])
     columns = min(COLUMNS, len(layers))
@@ -46,11 +48,14 @@ def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
         axes.set_xlabel("samples of output (logarithmic)", fontsize=SMALL)
     figure.supylabel("times as fast as torch (logarithmic)", fontsize=9)
     torch = "torch" if (rows or live)[0].direction == STEP else "torch: the faster of cuDNN and conv1d"
+    if beside:
+        torch += f"; one position more or less: {min(beside):.2f} to {max(beside):.2f} times as long"
     caption(figure, f"{torch}; roofline: floor time of the same run\n{measured_on(rows, live)}")
     return figure
 
 
 def finding(rows: Sequence[Row]) -> str:
+    rows = _on_the_grid(rows)
     best = map(fastest, grouped(rows, lambda row: (row.workload, samples(row))).values())
     by_length = {
         length: [row.opponent_ms / row.ms_p50 for row in some] for length, some in grouped(best, samples).items()
@@ -71,6 +76,14 @@ def samples(row: Row) -> int:
     """Samples of output, ``stride`` a position."""
     workload = of_row(row.workload, row.length)
     return row.length * (workload.problem.stride if workload else 1)
+
+
+def _times_beside_the_grid(rows: Sequence[Row]) -> list[float]:
+    own = [row for row in rows if row.rung == AUTO]
+    on_it = {(row.workload, row.length): row.ms_p50 for row in _on_the_grid(own)}
+    beside = [row for row in own if (row.workload, row.length) not in on_it]
+    places = [(row.ms_p50, (row.workload, row.length + more)) for row in beside for more in (-1, 1)]
+    return [ms / on_it[place] for ms, place in places if place in on_it]
 
 
 def _on_the_grid(rows: Sequence[Row]) -> list[Row]:
