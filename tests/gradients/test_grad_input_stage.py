@@ -7,6 +7,8 @@ neighbours of a row belong to others, or are junk, and must never be read.
 import itertools
 import math
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,8 +19,6 @@ from numba_tconv.gradients.input.wgmma import choose as grad_input_wgmma_choose
 from numba_tconv.gradients.input.wgmma import kernel as grad_input_wgmma
 from numba_tconv.gradients.input.wgmma import operands as grad_input_wgmma_stage
 from numba_tconv.gradients.input.wgmma import producer as grad_input_wgmma_rows
-from numba_tconv.gradients.input.wgmma import tile as grad_input_wgmma_config
-from numba_tconv.gradients.input.wgmma.arguments import Ends, Lane, Window
 from numba_tconv.kernels.common.tensor_core import fragments
 from numba_tconv.lab.measure import workloads
 from numba_tconv.runtime.layout import NO_GPU, Layout
@@ -66,7 +66,7 @@ class Shared:
     """Shared memory by address, the kernel's requests, and who asks."""
 
     def __init__(self, monkeypatch):
-        self.elements, self.words, self.itemsize = {}, {}, 2
+        self.elements, self.words, self.itemsize, self.reached = {}, {}, 2, 0
         fakes = {
             "device_function": lambda function: function,
             "ld_shared": lambda count, kind: self.load_word if count == 1 else self.load_pair,
@@ -82,6 +82,8 @@ class Shared:
             for name, fake in fakes.items():
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, fake)
+        warp = SimpleNamespace(any_sync=lambda mask, reached: reached | self.reached)
+        monkeypatch.setattr(grad_input_wgmma_stage, "cuda", warp)
 
     def element(self, at):
         return self.elements[int(at)]  # a KeyError: no box has arrived there
@@ -138,7 +140,7 @@ def laid_out(p, precision, sheared, rng):
 def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
     """One tile of the first sample: every register of these (warpgroup, warp), in every stage of a split."""
     shared.itemsize = itemsize = config.itemsize
-    sheared, vector, halves = config.sheared, 16 // itemsize, 4 // itemsize
+    sheared, vector = config.sheared, 16 // itemsize
     shear, first, sample = grad_input_wgmma_rows.shear_of(strides, config), -p.padding, 0
     memory = {
         n * strides[0] + c * strides[1] + x: (n, c, x)
@@ -154,11 +156,12 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
         sizes, distances, box = grad_ring.template_of_rows(g, config)
     assert math.prod(box) * itemsize == config.box_bytes
 
-    table = SLOT + config.slot
+    table = SLOT + config.words + 8 * grad_ring.CONSUMERS
     fill, advance = grad_input_wgmma_stage.make_fill(config), grad_input_wgmma_stage.make_advance(config)
     start, prepare = grad_input_wgmma_stage.make_start(config), grad_input_wgmma_stage.make_prepare(config)
     prepare = getattr(prepare, "py_func", prepare)
-    load, (bits_of, _) = grad_input_wgmma_stage.make_operands(config).load, grad_input_wgmma_stage.make_bits(config)
+    load = grad_input_wgmma_stage.make_operands(config).load
+    window_of, begin_tile = grad_input_wgmma_stage.make_lane(config)
     shared.words.clear()
     for thread in range(grad_ring.THREADS):
         fill(table, thread, shear)
@@ -170,39 +173,20 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
     row, phase = start(part * count)
     row += group * (p.out_channels_per_group // sheared)
     signal = p.out_length if cropped else grad_ring.LONGEST_SIGNAL
-    first_at = SLOT + config.b_bytes + (first & (vector - 1)) * itemsize
-    lane_entries = 2 if config.halves else 1
-    known, phases = {}, {}
+    grad_rows, place = SimpleNamespace(shear=shear, length=signal), SimpleNamespace(part=part, position=position)
+    told = place, SimpleNamespace(tile_stages=count), SimpleNamespace(first=first), grad_rows
+    lane_rows, lane_places = 2 * config.blocks, 16 if config.halves else 8
+
+    def begun(consumer):
+        window = window_of([0] * lane_rows, [0] * lane_places, [0], *told[2:], SLOT, consumer)
+        return begin_tile(window, [0] * lane_rows, [0] * 2 * lane_rows, *told, consumer)
+
+    known = {}
     for crew, warp in itertools.product(range(2), range(4)):
-        phases[crew, warp] = [[int(phase) * config.table_bytes] for _ in range(32)]
-        for lane in range(32):
-            rows, ahead = [], []
-            for z in range(2 * config.blocks):
-                m = (
-                    16 * warp
-                    + lane // 4
-                    + z // 2 * 64
-                    + z % 2 * 8
-                    + (0 if config.alternate else 64 * config.blocks * crew)
-                )
-                ahead.append((position + m) * p.stride + first)
-                rows.append(first_at + m // config.piece * config.spacing + m % config.piece * p.stride * itemsize)
-            places = []
-            for z in range(8 * lane_entries):
-                e = grad_input_wgmma_config.entry_of(z // lane_entries, lane % 4, halves) + z % lane_entries
-                e = e if e < config.entries else 0
-                shape = p.kernel_size, config.width, p.dilation, sheared, shear
-                places.append(grad_input_wgmma_config.place_of(e, *shape) * itemsize)
-            first_entry = grad_input_wgmma_config.entry_of(0, lane % 4, halves)
-            at = table + first_entry * config.table_bytes
-            meets = [bits_of(x, int(phase) % p.kernel_size, signal) for x in ahead] * 2
-            window = Window(rows, places, first_entry, at, phases[crew, warp][lane])
-            known[crew, warp, lane] = Lane(window, Ends(False, ahead, meets, signal))
-        last_tap = (p.kernel_size - 1) * p.dilation
-        lanes = [known[crew, warp, lane] for lane in range(32)]
-        reached = any(x < 0 or x + last_tap >= signal for knows in lanes for x in knows.ends.first)
-        for lane, knows in enumerate(lanes):
-            known[crew, warp, lane] = Lane(knows.window, knows.ends._replace(reached=reached))
+        consumers = [SimpleNamespace(warpgroup=crew, warp=warp, lane=lane) for lane in range(32)]
+        shared.reached = 0
+        shared.reached = any(begun(consumer).ends.reached for consumer in consumers)
+        known |= {(crew, warp, consumer.lane): begun(consumer) for consumer in consumers}
     for s in range(part * count, (part + 1) * count):
         arrived = {}
         for z in range(config.boxes):
@@ -299,7 +283,8 @@ def test_parts_of_a_tile(shared, precision):
         assert config.stages_of(p) in (6, 11)
         splits = 3 if config.stages_of(p) == 6 else 11
         for part in (0, splits - 1):
-            check(shared, p, config, laid_out(p, precision, 2, rng), 0, [(0, 0)], 0, part, splits)
+            of_part = replace(config, partial=True)
+            check(shared, p, of_part, laid_out(p, precision, 2, rng), 0, [(0, 0)], 0, part, splits)
 
 
 @every_precision

@@ -157,6 +157,23 @@ def test_a_product_of_grad_weight_loads_from_its_positions(monkeypatch, precisio
 
 
 @every_precision
+def test_a_product_of_grad_weight_multiplies_two_rows_of_a_block(monkeypatch, precision):
+    module, found = grad_weight_wgmma_operands, []
+    monkeypatch.setattr(module, "device_function", lambda function: function)
+    monkeypatch.setattr(module, "wgmma", lambda kind, channels: lambda sums, *told: found.append(told))
+    for config in configs_of_weight(precision):
+        rows, taps, places = range(2 * config.blocks), range(config.tap_chunk), config.entries
+        registers = dict(enumerate(itertools.product(rows, places), 7))
+        found.clear()
+        module.make_operands(config).multiply(None, registers, 7, 5)
+        entries, sums = grad_weight_wgmma_config.operand_places(config), config.channels // 2
+        assert found == [
+            (n * sums, *((2 * block + z, entries[2 * b + half]) for half in range(2) for z in range(2)), 5, 1)
+            for n, (block, b) in enumerate(itertools.product(range(config.blocks), taps))
+        ]
+
+
+@every_precision
 def test_grad_weight_copies_by_the_maps_that_it_publishes(monkeypatch, precision):
     """The first map is x's, one a set of rows is grad_output's."""
     module, published, acquired, used = grad_weight_wgmma_producer, {}, set(), []

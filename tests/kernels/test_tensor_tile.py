@@ -231,6 +231,13 @@ def test_channels_beyond_a_core_matrix_come_in_whole_ones(out_channels, stride, 
     assert (tile.channels, tile.rows) == (channels, rows)
 
 
+@pytest.mark.parametrize(("most_rows", "stride", "phases"), [(64, 64, 64), (64, 65, 64), (16, 40, 16), (128, 65, 65)])
+def test_a_tile_has_no_more_rows_than_asked(most_rows, stride, phases):
+    tile = make_tile(Problem(1, 8, 3, 2 * stride, 64, stride=stride), "tf32", most_rows)
+    assert (tile.phases, tile.span) == (phases, phases)
+    assert tile.rows <= most_rows
+
+
 @rungs
 @precisions
 @hypothesis.given(data=st.data())

@@ -309,6 +309,8 @@ def test_the_picture_counts_what_there_is_no_room_for():
     assert "8 more" in text
     assert {colour for *_, name, colour in cells(problem) if name in ("y[8]", "y[12]")} == {OTHER}
     assert "y[2]" not in picture(Problem(1, 1, 1, 2, 1))
+    beyond = Problem(1, 1, 1, 2, 9, stride=2, dilation=25)  # tap 1, of phase 1, reads x[j - 12]
+    assert [name for *_, name, _ in cells(beyond)][:2] == ["tap 0", "y[0]"]
 
 
 def test_jupyter_gets_the_picture_and_text_without_markup():

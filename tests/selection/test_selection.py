@@ -47,6 +47,13 @@ def test_rungs_say_which_gpus_have_their_instructions():
         assert lowly or rung.runs_on(TURING) == least
 
 
+def test_k3_takes_what_just_fits_in_shared_memory():
+    fits, k3 = Problem(1, 2, 16, 573, 100, stride=2, dilation=3), RUNGS["k3_shared_tile"]
+    assert k3.supports(fits, torch.float32, "ieee") is None
+    larger = k3.supports(replace(fits, kernel_size=574), torch.float32, "ieee")
+    assert larger == "2 input channels need 49232 bytes of shared memory, of 49152"
+
+
 def test_a_rung_refuses_for_the_problem_first_and_then_for_the_gpu():
     class Picky(Rung):
         exact_cc = (9, 0)

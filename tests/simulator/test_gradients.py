@@ -8,6 +8,7 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.bias import splits_of
 from numba_tconv.gradients.input.parts import split
+from numba_tconv.gradients.input.tile import kernel as grad_input_tile
 from numba_tconv.gradients.input.tile import tile as grad_input_config
 from numba_tconv.gradients.input.tile.choose import JOINED
 from numba_tconv.gradients.weight.split import kernel as grad_weight_split
@@ -103,6 +104,11 @@ def test_short_samples_begin_tiles_of_their_own():
     rung, problem = GRADIENTS["grad_input_tile"], Problem(4, 3, 2, 4, 32, stride=2, padding=1)
     assert (32, 33) in [config.columns(problem) for config in rung.tiny_configs(problem, torch.float32)]
     check(rung, problem, torch.float32)
+
+
+def test_more_tiles_of_columns_than_an_axis_of_the_grid_has(monkeypatch):
+    monkeypatch.setattr(grad_input_tile, "GRID_AXIS", 2)
+    check(GRADIENTS["grad_input_tile"], Problem(1, 1, 2, 4, 80, stride=2, padding=1), torch.float32)
 
 
 # Some phases have one more tap.

@@ -152,6 +152,13 @@ def test_the_layer_loads_nvidias_checkpoints_and_back(log_scale, beta):
     Activation1d(Snake(C, log_scale, beta)).load_state_dict(ours.state_dict())
 
 
+@pytest.mark.parametrize("log_scale", [True, False])
+def test_the_layer_begins_with_scales_of_one(log_scale):
+    parameters = AliasFreeActivation(C, log_scale=log_scale).act
+    assert [*parameters] == ["alpha", "beta"]
+    assert all(torch.equal(one.exp() if log_scale else one, torch.ones(C)) for one in parameters.values())
+
+
 def test_the_layer_loads_a_checkpoint_without_filters():
     theirs, ours = TorchActivation1d(Snake(C)), AliasFreeActivation(C)
     ours.load_state_dict(theirs.state_dict())

@@ -311,6 +311,22 @@ def test_the_fuzzer_notices_a_lost_frame(monkeypatch):
         case.check()
 
 
+def test_the_fuzzer_on_a_gpu_wants_the_bits_of_the_whole_signal(monkeypatch):
+    def whole(*operands, variant, precision):
+        assert (variant, precision) == ("k2_polyphase", "ieee")
+        return torch.conv_transpose1d(*operands)
+
+    monkeypatch.setattr(fuzz_steps, "conv_transpose1d", whole)
+    case = fuzz_steps.Case(LAYERS[USUAL], "float32", "ieee", 1, (3,), 0, "cuda")
+    p = case.layer
+    heard, weight = torch.randn(p.in_channels, 3), torch.randn(p.weight_shape)
+    said = torch.conv_transpose1d(heard, weight, None, p.stride, 0, 0, p.groups, p.dilation)[:, : 3 * p.stride]
+    case._check_slot(heard, said, heard[:, 2:], weight, None)
+    said[0, 1] += 1
+    with pytest.raises(fuzz_steps.Mismatch, match="1 of "):
+        case._check_slot(heard, said, heard[:, 2:], weight, None)
+
+
 @pytest.mark.parametrize(
     ("slots", "in_channels", "by_step"),
     [

@@ -52,3 +52,10 @@ def test_the_next_tile_is_found_while_the_last_products_run():
 def test_with_several_phases_it_is_found_when_the_outputs_are_stored():
     loop, found = tiles_found(choose(workloads.get("hifigan_u1").problem, "tf32"))
     assert loop.rindex("st.shared") < min(found)
+
+
+def test_runs_that_are_held_leave_after_the_last_tile():
+    config = choose(workloads.get("hifigan_u1").problem, "tf32")
+    assert config.bulk_channels
+    _, after = K6.kernel(config).kept_ptx((9, 0, "a")).split(over_tiles(config))
+    assert after.index("cp.async.bulk.global.shared::cta") < after.index("cp.async.bulk.wait_group.read 0;")

@@ -112,6 +112,30 @@ def test_split_operands(monkeypatch, problem, taps):
         assert small == sorted(small, reverse=True), "the small ones come first"
 
 
+@pytest.mark.parametrize("add", [0, 1])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_the_first_tap_alone_may_begin_sums(monkeypatch, dilation, precision, add):
+    config = replace(k6_config.configs(Problem(2, 16, 64, 3, 256, dilation=dilation), precision)[0], depths=1)
+    tile, found = config.tile, []
+    sums, window = tile.rows // 2, 4 + tile.halo
+
+    def multiply_all(acc, at, x0, x1, x2, x3, descriptor, add):
+        assert (x1, x2, x3) == (x0 + 1, x0 + window, x0 + window + 1)
+        found.append((at // sums, x0, descriptor & 0xFFFFFFFF, add))
+
+    mainloop, _ = in_python(monkeypatch, config, multiply_all)
+    consume(mainloop, config, [0] * (BLOCKS * sums), v=range(4 * window), depths=2, add=add)
+    tap_bytes, chunk = tile.rows * tile.depth * tile.operand_size >> 4, tile.tap_chunk
+    assert found == [
+        (block, x + 2 * block, (depth * chunk + b) * tap_bytes, add if depth == b == 0 else 1)
+        for depth in range(2)
+        for b in range(chunk)
+        for x in [2 * depth * window + tile.halo - b * tile.taps.step]
+        for block in range(BLOCKS)
+    ]
+
+
 @pytest.mark.parametrize(("problem", "taps"), CHUNKS)
 def test_what_products_read_is_loaded_before_them_and_not_under_them(monkeypatch, problem, taps):
     """A window split ahead comes in two pieces where operands would take too many registers."""
