@@ -14,9 +14,7 @@ from numba import cuda, int32, types
 from numba_tconv.runtime.kernel import Kernel, contiguous
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("shared", [False, True])
-def test_an_index_has_64_bits(count, shared):
+def ptx_of(count, shared):
     store = (ld_shared_st_global_if if shared else st_global_if)(count)
 
     def from_registers(target, index):
@@ -27,6 +25,28 @@ def test_an_index_has_64_bits(count, shared):
         store(True, target, index, int32(64))
 
     kernel, signature = from_shared if shared else from_registers, (contiguous(types.int32, 1), types.int64)
-    ptx = Kernel("stores", kernel, signature, 32).ptx((9, 0))
+    return Kernel("stores", kernel, signature, 32).ptx((9, 0))
+
+
+both = pytest.mark.parametrize("shared", [False, True])
+counts = pytest.mark.parametrize("count", [1, 2, 4])
+
+
+@counts
+@both
+def test_an_index_has_64_bits(count, shared):
+    ptx = ptx_of(count, shared)
     assert "st.global" in ptx
     assert re.search(r"shl\.b64\s+%rd\d+, %rd\d+, 2;", ptx), "the whole index counts words"
+
+
+@counts
+@both
+def test_every_word_is_stored(count, shared):
+    ptx, kind = ptx_of(count, shared), "b32" if count == 1 else f"v{count}.b32"
+    (stored,) = re.findall(rf"@p st\.global\.{kind} \[%rd\d+\], ([^;]+);", ptx)
+    assert len(re.findall(r"%?r\d+", stored)) == count
+    if shared:
+        (loaded,) = re.findall(rf"ld\.shared\.{kind} ([^;]+), \[%r\d+\];", ptx)
+        assert loaded == stored
+        assert len(set(re.findall(r"r\d+", loaded))) == count
