@@ -116,12 +116,12 @@ def test_a_line_of_short_signals_has_both_ways_and_the_step():
 
 def test_only_what_is_between_the_markers_changes(tmp_path):
     path = tmp_path / "README.md"
-    path.write_text(f"before\n{EMPTY_README}after\n")
+    path.write_text(f"10 µs before\n{EMPTY_README}after\n", encoding="utf-8")
     tables = {"precision": "some\ntable", "ten": "another", "ladder": "\\1", "claim": "a word"}
     for _ in range(2):
         readme.update(path, tables)
-        text = path.read_text()
-        assert text.startswith("before\n<!-- claim:begin -->\na word\n<!-- claim:end -->\n")
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith("10 µs before\n<!-- claim:begin -->\na word\n<!-- claim:end -->\n")
         assert "<!-- ten:begin -->\nanother\n<!-- ten:end -->\n" in text
         assert text.endswith("<!-- precision:begin -->\nsome\ntable\n<!-- precision:end -->\nafter\n")
         assert {name: readme.section(text, name) for name in tables} == tables

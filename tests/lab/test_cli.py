@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,6 +144,14 @@ def test_inspect_shows_every_kernel_of_a_gradient(capsys):
     assert code == 0
     assert re.findall(r"^kernel (\w+):", out, re.MULTILINE) == ["grad_bias", "grad_sum"]
     assert out.count("| sm_80 ") == out.count("instructions, most often") == 2
+
+
+def test_every_instruction_of_a_report_is_counted(capsys, monkeypatch):
+    monkeypatch.setattr(inspection.offline.Report, "instruction_mix", Counter(MOV=3, FADD=1))
+    inspection.print_report(inspection.offline.Report("", (9, 0), 128, 32, 0, 0, 0, "", b"", "", 0.0))
+    out = capsys.readouterr().out
+    assert "4 instructions, most often" in out
+    assert re.search(r"\| MOV +\| +3 \| +75% \|", out)
 
 
 def test_inspect_of_a_gradient_asks_for_the_precision_and_the_gpu(monkeypatch):

@@ -152,14 +152,15 @@ KB64 = workloads.get("kb64").problem
 def tried(slower=1.0, **values):
     """A search over all configurations of kb64 that took ``slower`` times the prediction."""
     common = dict(time="2026-01-02T03:04:05Z", commit="0123abc", gpu="NVIDIA H200", workload="kb64", precision="tf32")
+    common |= values
     return [
         search.Tried(
-            **common | values,
+            **common,
             **search.described(config),
             chosen=False,
             ms_p50=slower * cost(KB64, config, H200),
         )
-        for config in configs(KB64, "tf32")
+        for config in configs(KB64, common["precision"])
     ]
 
 
@@ -175,6 +176,15 @@ def test_configurations_stand_at_their_measured_and_predicted_times():
     assert texts(figure) == ["kb64"], "a choice that is far off is named"
     assert "0123abc" not in below(figure)
     assert texts(plotting.predicted(tried(1.1))) == []
+
+
+def test_every_precision_has_a_panel_of_its_own():
+    both = {precision: tried(precision=precision) for precision in ("tf32", "bf16")}
+    panels = plotting.predicted([*both["tf32"], *both["bf16"]]).axes
+    assert [axes.get_title() for axes in panels] == [*both]
+    for axes, some in zip(panels, both.values(), strict=True):
+        assert len(points(axes, "P")) == 1
+        assert len(points(axes, "P")) + len(points(axes, ".")) == len(some)
 
 
 def test_the_title_says_how_often_the_choice_is_near_the_fastest():

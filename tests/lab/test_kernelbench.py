@@ -121,6 +121,13 @@ def test_a_row_is_added_for_each_problem_that_is_right(capsys, judging, tmp_path
     assert rows.read(out, kernelbench.Result) == [kernelbench.run(number) for number in (64, 79, 79)]
 
 
+def test_an_accepted_problem_is_not_said_to_fail(capsys, judging, monkeypatch, tmp_path):
+    monkeypatch.setattr(kernelbench, "run", lambda number: judged(CORRECTNESS_TRIALS, 1e-7, 3e-4, number))
+    code, printed, _ = run(capsys, "kernelbench", "--out", tmp_path / "rows.csv")
+    assert code == 0
+    assert "fails" not in printed
+
+
 def test_the_table_has_the_newest_row_of_each_problem():
     old = result(64, time="2025-01-01T00:00:00Z", ms_mean=99.0)
     rendered = kernelbench.render([result(79, passed=0), result(64), old])

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,6 +135,14 @@ def test_curves_are_speed_ups_of_each_row_over_the_faster_of_torchs_two():
         assert all(low <= y <= high for low, high in [axes.get_ylim()] for one in curves.values() for _, y in one)
 
 
+def test_a_panel_without_a_layer_is_hidden(monkeypatch):
+    monkeypatch.setattr(by_length, "COLUMNS", 2)
+    names = ("kb64", "kb74", "kb79")
+    layers = [workloads.at_length(workloads.get(name), n, 16) for name in names for n in (2**10, 2**12)]
+    figure = plotting.plans([row(one) for one in layers])["throughput_batch16_float32_ieee"].draw()
+    assert [axes.get_visible() for axes in figure.axes] == [True, True, True, False]
+
+
 def test_the_title_of_curves_is_what_their_rows_say():
     def measured(name, *speedups):
         layers = [workloads.at_length(workloads.get(name), 2**n, 16) for n in range(10, 10 + len(speedups))]
@@ -211,8 +220,17 @@ def test_figures_are_of_the_gpu_with_the_most_rows():
     assert shares(*ladder(), newer) == shares(*ladder())
 
 
-def test_no_rows_no_figures(tmp_path):
+@pytest.mark.parametrize("recorded", [[], [row(rung="cudnn")]], ids=["none", "torch's own"])
+def test_no_rows_no_figures(tmp_path, recorded):
+    assert plotting.draw_all(recorded, tmp_path) == []
+
+
+def test_progress_is_out_of_all_figures(tmp_path, monkeypatch):
+    totals = []
+    monkeypatch.setattr(plotting, "plans", lambda *_: dict.fromkeys("abc", SimpleNamespace(draw=lambda: None)))
+    monkeypatch.setattr(plotting, "progress", lambda items, label, total: totals.append(total) or items)
     assert plotting.draw_all([], tmp_path) == []
+    assert totals == [3]
 
 
 GREY_APART, COLOR_APART = 6, 8  # CIE lightness; CIELAB distance, of which 2.3 is just noticeable

@@ -134,6 +134,8 @@ def test_the_commit_of_a_copy_is_the_one_it_is_told(monkeypatch):
     monkeypatch.delenv("NUMBA_TCONV_COMMIT")
     monkeypatch.setattr(machine, "_output_of", lambda *command: {"rev-parse": "def5678", "status": " M a"}[command[1]])
     assert machine._commit() == "def5678+"
+    monkeypatch.setenv("NUMBA_TCONV_COMMIT", "")
+    assert machine._commit() == "def5678+"
 
 
 def layouts():

@@ -47,6 +47,7 @@ FORMS = {
     "linear": {"log_scale": False},
     "SiLU": {"activation": "silu"},
     "other sizes": {"up_ratio": 3, "down_ratio": 1, "up_kernel_size": 9, "down_kernel_size": 8},
+    "SiLU of other sizes": {"activation": "silu", "up_kernel_size": 9, "down_kernel_size": 8},
 }
 
 

@@ -167,6 +167,11 @@ def test_the_layer_loads_a_checkpoint_without_filters():
         ours.load_state_dict({})
 
 
+def test_each_filter_has_its_own_size():
+    layer = AliasFreeActivation(C, up_kernel_size=9, down_kernel_size=8)
+    assert (layer.upsample.filter.shape, layer.downsample.lowpass.filter.shape) == ((1, 1, 9), (1, 1, 8))
+
+
 @pytest.mark.parametrize("ratio", [1, 2, 3, 4])
 def test_its_filters_are_those_of_the_family(ratio):
     transformers = pytest.importorskip("transformers.models.qwen2_5_omni.modeling_qwen2_5_omni")

@@ -350,3 +350,10 @@ def test_the_report():
     assert (int(conversion), int(conversion.freezing)) == (1, 2)
     assert "2 frozen" in str(conversion)
     assert int(freeze(nn.Linear(1, 1).eval())) == 0
+
+
+def test_a_layer_of_a_class_of_its_own_is_reported():
+    class Own(nn.ConvTranspose1d):
+        pass
+
+    assert freeze(Own(6, 6, 3).eval()).left == {"": "it is torch's layer: convert it first"}

@@ -33,6 +33,11 @@ def test_activations_are_found_on_every_device(device):
     assert not as_on_a_gpu.get()
 
 
+def test_activations_are_found_with_their_dtype():
+    layer, x = numba_tconv.AliasFreeActivation(8, dtype=torch.bfloat16), torch.empty(2, 8, 100, dtype=torch.bfloat16)
+    assert computations(layer, x) == [ACTIVATION._replace(dtype=torch.bfloat16)]
+
+
 def test_they_are_no_transposed_convolutions():
     assert transposed_convolutions(numba_tconv.AliasFreeActivation(8), torch.empty(2, 8, 100)) == []
 
