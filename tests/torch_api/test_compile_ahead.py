@@ -80,7 +80,8 @@ def launched(monkeypatch):
         for kind, value in launch._leaves(kernel.signature, arguments):
             if isinstance(kind, types.Array) and value is not launch.GIVEN:
                 plain = getattr(types, str(value.dtype).removeprefix("torch."), None)
-                assert kind.dtype in (plain, getattr(ELEMENTS.get(value.dtype), "storage", None)), kernel.name
+                bits = types.uint16 if value.dtype.itemsize == 2 else None  # tensor cores take them as they are
+                assert kind.dtype in (plain, bits, getattr(ELEMENTS.get(value.dtype), "storage", None)), kernel.name
 
     monkeypatch.setattr(Kernel, "launch", lambda kernel, blocks, *arguments, **_: note(kernel, arguments))
     monkeypatch.setattr(Prepared, "__call__", lambda prepared, *_: note(prepared.kernel, prepared.arguments))
