@@ -143,25 +143,6 @@ def test_a_panel_without_a_layer_is_hidden(monkeypatch):
     assert [axes.get_visible() for axes in figure.axes] == [True, True, True, False]
 
 
-def test_the_title_of_curves_is_what_their_rows_say():
-    def measured(name, *speedups):
-        layers = [workloads.at_length(workloads.get(name), 2**n, 16) for n in range(10, 10 + len(speedups))]
-        return [row(one, slower=1.6 / gain) for one, gain in zip(layers, speedups, strict=True)]
-
-    one = measured("kb64", 0.5, 2.0, 2.1, 2.1)
-    assert by_length.finding(one) == (
-        "2.0 to 2.1 times as fast as torch from 2,048 samples on (kb64, float32 ieee, batch 16)"
-    )
-    both = [*one, *measured("kb74", 9.0, 1.0, 2.5, 3.0)]
-    assert by_length.finding(both) == (
-        "2.1 to 3.0 times as fast as torch from 4,096 samples on (2 layers, float32 ieee, batch 16)"
-    )
-    slower = [replace(one, rung="k1_gather", ms_p50=9 * one.ms_p50) for one in both]
-    assert by_length.finding([*slower, *both]) == by_length.finding(both)
-    step = [replace(one, direction="step") for one in both]
-    assert by_length.finding(step).startswith("Training: 2.1 to 3.0 times")
-
-
 def test_the_selection_is_drawn_where_no_rung_is_as_fast():
     def labels(*recorded):
         (axes,) = plotting.plans(recorded)["roofline_float32_ieee"].draw().axes
@@ -397,26 +378,3 @@ def test_every_figure_of_the_recorded_rows_is_there():
         path.stem for path in (ROOT / "plots").glob("*.png")
     }
     assert set(planned) == there, "run `make figures`, and remove what is drawn no more"
-
-
-def test_neighbours_of_powers_of_two_are_told_but_not_drawn():
-    def lengths(figure):
-        return {x for line in figure.axes[0].lines for x in line.get_xdata()}
-
-    def told(figure):
-        return [text.get_text() for text in figure.texts if "one position more or less" in text.get_text()]
-
-    def measured(length, slower=1.0):
-        at = workloads.at_length(workloads.get("hifigan_u1"), length, 16)
-        return [*ladder(at), row(at, "auto", slower=slower)]
-
-    some = [*measured(2**7), *measured(2**8)]
-    beside = [*measured(2**7 + 1, 2.0), *measured(2**8 - 1, 1.5), *measured(2**8 + 9, 9.0)]
-    figure = by_length.throughput([*some, *beside])
-    assert lengths(figure) == {2**10, 2**11}
-    assert by_length.finding([*some, *beside]) == by_length.finding(some)
-    (text,) = told(figure)
-    # Of twice and 1.5 times the time of a position, at 129 and 255 of them.
-    assert "; one position more or less: 1.49 to 2.02 times as long; roofline" in text
-    assert not told(by_length.throughput(some))
-    assert lengths(by_length.throughput(measured(2**7 + 1))) == {2**10 + 8}
