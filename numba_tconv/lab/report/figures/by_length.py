@@ -27,7 +27,7 @@ def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
 
     Rows are of one direction, dtype, precision and batch; ``live`` ones have hollow markers.
     """
-    beside = _times_beside_the_grid(rows)
+    beside = _gains_beside_the_grid(rows)
     rows, live = _on_the_grid(rows), _on_the_grid(live)
     layers = swept_layers([*rows, *live])
     columns = min(COLUMNS, len(layers))
@@ -49,7 +49,7 @@ def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
     figure.supylabel("times as fast as torch (logarithmic)", fontsize=9)
     torch = "torch" if (rows or live)[0].direction == STEP else "torch: the faster of cuDNN and conv1d"
     if beside:
-        torch += f"; one position more or less: {min(beside):.2f} to {max(beside):.2f} times as long"
+        torch += f"; one position more or less: {min(beside):.1f} to {max(beside):.1f} times as fast"
     caption(figure, f"{torch}; roofline: floor time of the same run\n{measured_on(rows, live)}")
     return figure
 
@@ -78,12 +78,11 @@ def samples(row: Row) -> int:
     return row.length * (workload.problem.stride if workload else 1)
 
 
-def _times_beside_the_grid(rows: Sequence[Row]) -> list[float]:
-    own = [row for row in rows if row.rung == AUTO]
-    on_it = {(row.workload, row.length): row.ms_p50 for row in _on_the_grid(own)}
-    beside = [row for row in own if (row.workload, row.length) not in on_it]
-    places = [(row.ms_p50, (row.workload, row.length + more)) for row in beside for more in (-1, 1)]
-    return [ms / on_it[place] for ms, place in places if place in on_it]
+def _gains_beside_the_grid(rows: Sequence[Row]) -> list[float]:
+    on_it = {(row.workload, row.length) for row in _on_the_grid(rows)}
+    places = [(row, {(row.workload, row.length + more) for more in (-1, 0, 1)} & on_it) for row in rows]
+    beside = [row for row, near in places if row.rung == AUTO and near and (row.workload, row.length) not in near]
+    return [row.opponent_ms / row.ms_p50 for row in beside]
 
 
 def _on_the_grid(rows: Sequence[Row]) -> list[Row]:
