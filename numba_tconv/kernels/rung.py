@@ -20,8 +20,8 @@ BFLOAT16_CC = 8, 0
 class Step(NamedTuple):
     """A kernel that a rung launches.
 
-    ``name``: "copy" (x in aligned rows), "planes" (its phases apart), "pack" (weights), "main", "tail" (each sample's
-    last column), "add up" (partial sums)."""
+    ``name``: "copy" (x in aligned rows), "planes" (its phases apart), "scale" and "pack" (weights), "main", "tail"
+    (each sample's last column), "add up" (partial sums)."""
 
     name: str
     kernel: Kernel

@@ -43,6 +43,12 @@ class Layout(NamedTuple):
         wanted = _strides(self.shape)
         return all(own == w or n == 1 for n, own, w in zip(self.shape, self.strides, wanted, strict=True))
 
+    @property
+    def is_dense(self) -> bool:
+        """Contiguous in some order of its dimensions."""
+        strides, shape = zip(*sorted(zip(self.strides, self.shape, strict=True), reverse=True), strict=True)
+        return self._replace(shape=shape, strides=strides).is_contiguous
+
 
 def room(shape: tuple[int, ...], dtype: torch.dtype, index: int) -> Callable[[], torch.Tensor]:
     """A function that allocates a contiguous tensor on GPU ``index``, which must be current (CPU if negative)."""

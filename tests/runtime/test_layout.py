@@ -15,6 +15,8 @@ VIEWS = {
     "one row": lambda t: t[:, :1],
     "one column": lambda t: t[:, :, :1],
     "one sample": lambda t: t[1:],
+    "turned": lambda t: t.permute(2, 0, 1),
+    "overlapping and apart": lambda t: t.as_strided((2, 3), (5, 0)),
     "expanded": lambda t: t[:1].expand(3, -1, -1),
     "one of each, expanded": lambda t: t[:1, :1, :1].expand(2, 3, 4),
 }
@@ -29,6 +31,9 @@ def test_the_layout_is_torchs(view, shape):
     assert found.index < 0
     assert found.offset == tensor.data_ptr() % PLACES
     assert found.is_contiguous == tensor.is_contiguous()
+    assert found.is_dense == (torch.empty_like(tensor).stride() == tensor.stride()), (
+        "torch keeps strides of dense tensors"
+    )
     assert tuple(found) == layout_of(tensor)
 
 

@@ -11,6 +11,7 @@ import torch
 from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common import packed_weights, weight_box
+from numba_tconv.kernels.common.tensor_core import largest
 from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
 from numba_tconv.kernels.common.tensor_core.fragments import mma_a, split_channel, wgmma_b
 from numba_tconv.kernels.common.tensor_core.tile import make_tile
@@ -38,7 +39,10 @@ PROBLEMS = {
 
 @pytest.fixture(autouse=True)
 def tiny_blocks():
-    with few_threads(tensor_pack, 12, tensor_pack.make_split_kernel, packed_weights._made):
+    with (
+        few_threads(tensor_pack, 12, tensor_pack.make_split_kernel, packed_weights._made),
+        few_threads(largest, 5),
+    ):
         yield
 
 

@@ -99,7 +99,7 @@ def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = N
 
 
 def spill_bytes_with_fewer(report: Report, registers: int) -> int:
-    """Bytes spilled with ``registers`` fewer by setmaxnreg.inc. Raises ValueError without it."""
+    """Bytes spilled with ``registers`` fewer. Raises ValueError without setmaxnreg.inc."""
     fewer = re.compile(r"(setmaxnreg\.inc\.sync\.aligned\.u32 )(\d+)")
     ptx, replaced = fewer.subn(lambda found: f"{found[1]}{int(found[2]) - registers}", report.ptx)
     if not replaced:

@@ -12,7 +12,7 @@ from numba_tconv.torch_api import compile_ahead
 
 
 def compile_all(calls: Iterable) -> None:
-    """Compile the kernels of ``calls`` for the current GPU, in parallel, unless the cache cannot be kept."""
+    """Compile the kernels of ``calls`` for the current GPU, in parallel, if the cache keeps them."""
     try:
         cache.writable()
     except (RuntimeError, OSError):

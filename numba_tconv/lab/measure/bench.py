@@ -40,7 +40,7 @@ class WrongResult(Exception):
 
 
 def torch_switches(tf32: bool, search: bool = True):
-    """A context in which cuDNN computes with or without TF32, by default by the fastest algorithm that it finds."""
+    """A context in which cuDNN computes with or without TF32, by default searching its algorithms."""
     return torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=tf32)
 
 

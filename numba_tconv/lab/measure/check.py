@@ -72,7 +72,7 @@ def steps() -> int:
 
 
 def parity(problem: Problem, dtype: torch.dtype, precision: str) -> Iterator[tuple[str, Outcome]]:
-    """Yield every result's name and outcome: the reference's, torch's and every rung's."""
+    """Yield names and outcomes: the reference's, torch's and every rung's."""
     device = "cpu" if SIMULATOR else "cuda"
     operands = bench.make_operands(Workload("", problem, "", ""), dtype, device, gradients=True)
     with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():

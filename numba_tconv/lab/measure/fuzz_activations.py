@@ -54,7 +54,7 @@ class Case:
                 raise Mismatch(f"{int(wrong.sum())} of {wrong.numel()} elements of {name} are wrong")
 
     def operands(self) -> tuple[ops.Tensors, torch.Tensor]:
-        """The activation's tensors and the gradient for its output."""
+        """The tensors, and the output's gradient."""
         s, dtype, where = self.sizes, DTYPES[self.dtype], "cpu" if SIMULATOR else "cuda"
         generator = torch.Generator(where).manual_seed(self.seed)
 

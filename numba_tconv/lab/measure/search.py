@@ -1,4 +1,4 @@
-"""A test of k6's cost model: all configurations of a workload in one run, without packing."""
+"""A test of k6's cost model: all configurations of a workload, without packing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU timing: contestants take turns, to meet the same clocks. Each call is between two events, on a cold cache."""
+"""GPU timing: contestants take turns. Each call is between two events, on a cold cache."""
 
 from __future__ import annotations
 

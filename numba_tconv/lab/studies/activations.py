@@ -47,7 +47,7 @@ class Timed(machine.Measured):
 
 
 def shapes(name: str = "bigvgan_v2_24khz") -> list[tuple[int, int]]:
-    """Channels and length after the model's first, middle and last stage."""
+    """Channels and length after the first, middle and last stage."""
     sizes = bigvgan.SIZES[name]
     length, found = round(SECONDS * sizes.sampling_rate / sizes.hop), []
     for stage, rate in enumerate(sizes.rates, start=1):
@@ -106,7 +106,7 @@ def measure(
 
 
 def errors(found, exact) -> list[Error]:
-    """Errors of an output, or of gradients of x, alpha and beta: the last two by norm alone."""
+    """Errors of an output, or of gradients; alpha's and beta's by norm alone."""
     if isinstance(found, torch.Tensor):
         return [error(found, exact)]
     of_x, *others = (error(*pair) for pair in zip(found, exact, strict=True))

@@ -83,7 +83,7 @@ class Activation(nn.Module):
 
 
 class Block(nn.Module):
-    """Residual pairs of activated convolutions, the first of each pair dilated."""
+    """Residual pairs of activated convolutions, the first dilated."""
 
     def __init__(self, channels: int, size: int, dilations: tuple[int, ...]):
         super().__init__()

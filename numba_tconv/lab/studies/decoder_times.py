@@ -57,7 +57,7 @@ class Timed(machine.Measured):
 
 
 class Stopwatch(TorchFunctionMode):
-    """Computes torch.conv_transpose1d by ``function``, each call between events in ``spans``."""
+    """Computes torch.conv_transpose1d by ``function``, between events in ``spans``."""
 
     def __init__(self, function: Callable[..., torch.Tensor]):
         super().__init__()

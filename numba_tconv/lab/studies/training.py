@@ -1,4 +1,4 @@
-"""A small decoder trained on synthetic waveforms, by torch's layers and ours in turns, on the same data."""
+"""A small decoder trained on synthetic waveforms, by torch's layers and ours in turns."""
 
 from __future__ import annotations
 

@@ -20,20 +20,25 @@ from numba_tconv.kernels.common.arguments import Weights, arguments, weights_lik
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.packed_weights import Packing, unique
 from numba_tconv.kernels.common.weight_box import Box, make_load_box
+from numba_tconv.kernels.rung import Step
 from numba_tconv.ptx import (
     device_function,
     f16_to_f32,
     float_of,
     griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
     pack_f16,
     round_tf32,
     store_run,
 )
+from numba_tconv.runtime import device
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, alike, flat
 from numba_tconv.runtime.layout import Layout
 
 from .fragments import mma_a, split_channel, wgmma_b_at
+from .largest import finder, make_largest_of_block
+from .largest import make_kernel as largest_kernel
 from .split_operand import LEAST, exponent_of, inverse_of, scale_of
 from .tile import Tile
 
@@ -94,23 +99,27 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
 
 @cache
 def make_split_kernel(tile: Tile, order: str) -> Kernel:
-    """The kernel for split operands, which also takes ``largest_of(w)``."""
+    """The kernel for split operands, which also takes ``finder``'s magnitudes."""
     store, box, elements = store_run(ELEMENTS[torch.float32]), box_of(tile), 2 * WORDS
     tap_vectors = tile.rows * tile.depth // elements
     stage_vectors = tile.tap_chunk * tap_vectors
     loads = make_load_box(box, THREADS)
     load_box, at_weight, limits_of, within = loads.load, loads.at, loads.limits, loads.within
     stage_of, gather = make_stage_of(tile), make_gather(tile, order, at_weight, within)
+    threads, largest_of_block = THREADS, make_largest_of_block(THREADS)
 
     def pack_split(weights, largest, packed, sizes, way):
         griddepcontrol_launch_dependents()
-        shared = cuda.shared.array(0, dtype=float32)
+        shared, compared = cuda.shared.array(0, dtype=float32), cuda.shared.array(threads, dtype=float32)
         stage, strides = stage_of(sizes), (weights.stride_i, weights.stride_o, weights.stride_k)
         lies = load_box(shared, weights.data, strides, stage.first, stage.left, sizes.kernel_size, way)
         limits = limits_of(stage.first, stage.first_row, stage.left, sizes.kernel_size)
         values = cuda.local.array(elements, dtype=float32)
         high, low = cuda.local.array(WORDS, dtype=float32), cuda.local.array(WORDS, dtype=float32)
-        exponent = max(exponent_of(largest[0]), int32(LEAST))
+        griddepcontrol_wait()
+        thread = int32(cuda.threadIdx.x)
+        own = largest[uint64(thread)] if thread < largest.shape[0] else float32(0)
+        exponent = max(exponent_of(largest_of_block(compared, own)), int32(LEAST))
         scale = scale_of(exponent)
         e = int32(cuda.threadIdx.x)
         while e < stage_vectors:
@@ -216,11 +225,6 @@ def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -
     return gather
 
 
-def largest_of(w: torch.Tensor) -> torch.Tensor:
-    """The largest finite magnitude: float32 (1,) on ``w``'s device."""
-    return torch.linalg.vector_norm(torch.nan_to_num(w, nan=0, posinf=0, neginf=0), torch.inf).reshape(1)
-
-
 @dataclass(frozen=True, eq=False)
 class TensorPacking(Packing):
     weights: Layout
@@ -248,12 +252,20 @@ class TensorPacking(Packing):
         kernel = kernel_of(tile, self.order)
         if tile.parts == 1:
             return kernel.prepare(self.blocks, weights, packed, sizes, way)
-        launch = kernel.prepare(self.blocks, weights, alike((1,), w.dtype), packed, sizes, way)
-        return lambda w, packed: launch(w, largest_of(w), packed)
+        find, count = finder(w, THREADS)
+        early = device.of(w.index).launches_early
+        launch = kernel.prepare(self.blocks, weights, alike((count,), w.dtype), packed, sizes, way, early=early)
+        return lambda w, packed: launch(w, find(w), packed)
 
 
 def kernel_of(tile: Tile, order: str) -> Kernel:
     return make_split_kernel(tile, order) if tile.parts == 2 else make_kernel(tile, order)
+
+
+def steps(tile: Tile, order: str) -> list[Step]:
+    pack = kernel_of(tile, order)
+    largest = [Step("scale", largest_kernel())] if tile.parts == 2 else []
+    return [*largest, Step("pack", pack, pack.shared_bytes)]
 
 
 def packed_size(tile: Tile, blocks: int) -> int:

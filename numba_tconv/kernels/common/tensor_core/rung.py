@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 import torch
 
 from numba_tconv.formula.precision import DTYPES
-from numba_tconv.kernels.rung import Rung, Step
+from numba_tconv.kernels.rung import Rung
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import H200
 
-from .pack import kernel_of
+from . import pack
 from .tile import Tile
 
 FEWEST_CHANNELS = 8
@@ -69,8 +69,7 @@ class TensorRung(Rung):
         return self.make_kernel(config)
 
     def steps(self, config, problem, device=H200):
-        pack = kernel_of(config.tile, self.order)
-        return [Step("pack", pack, pack.shared_bytes), *super().steps(config, problem, device)]
+        return [*pack.steps(config.tile, self.order), *super().steps(config, problem, device)]
 
 
 def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:

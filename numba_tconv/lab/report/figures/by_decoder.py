@@ -24,7 +24,7 @@ LABELS = {"float32": "TF32", "bfloat16": "bf16"}
 
 
 def decoders(timed: Iterable[Timed]) -> Figure | None:
-    """A panel a decoder, a line a mode: torch's time and ours, joined, and the factor between them at the right."""
+    """A panel a decoder, a line a mode: torch's time and ours, the factor at the right."""
     panels = grouped(newest(timed), lambda row: row.decoder)
     if not panels:
         return None

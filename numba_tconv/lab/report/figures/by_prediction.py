@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 
 
 def predicted(tried: Iterable[Tried]) -> Figure | None:
-    """Predicted against measured ms, a panel for each precision. None without pairs."""
+    """Predicted against measured ms, a panel a precision; None without."""
     known = pairs(tuple(tried))
     if not known:
         return None

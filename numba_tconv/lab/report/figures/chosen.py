@@ -35,7 +35,7 @@ def marked(rows: Iterable[Row]) -> list[Row]:
 
 
 def visible(rows: list[Row]) -> list[str]:
-    """Rungs with a curve; last ``auto``, if it beats all at half of its lengths."""
+    """Rungs with a curve; last ``auto``, if best at half of its lengths."""
     alone, of_auto = ([row for row in some if row.rung == AUTO] for some in (marked(rows), rows))
     return [rung for rung in rungs(rows) if rung != AUTO or 2 * len(alone) >= len(of_auto)]
 

@@ -41,7 +41,7 @@ GAP = 11  # points between baselines
 
 
 def look(rung: str) -> dict:
-    """A rung's line style, by its name's number or place in its gradient, else NEW's."""
+    """A rung's line style, by its number or place in its gradient, else NEW's."""
     if rung == "auto":
         return AUTO
     if rung in BESIDE:
