@@ -193,11 +193,12 @@ def at_once(
     if type(stride) is tuple:  # from a layer
         try:
             (stride,), (output_padding,), (dilation,) = stride, output_padding, dilation
-            if kind is tuple and len(padding) == 1:
-                (padding,) = padding
-                kind = type(padding)
         except (TypeError, ValueError):
             return None
+        if kind is tuple and len(padding) == 1:
+            (padding,) = padding
+            if (kind := type(padding)) is not int:
+                return None
     if not type(stride) is type(output_padding) is type(groups) is type(dilation) is int:
         return None
     if (

@@ -110,6 +110,8 @@ EQUAL = {
     "bools": dict.fromkeys(sizes.INTEGERS, True) | {"padding": False, "output_padding": False},
     "a bool in a tuple": {"stride": (True,), "padding": (0,), "output_padding": (0,), "dilation": (1,)},
     "a float in a tuple": {"stride": (1,), "padding": (0.0,), "output_padding": (0,), "dilation": (1,)},
+    "a pair in a tuple": {"stride": (1,), "padding": ((0, 0),), "output_padding": (0,), "dilation": (1,)},
+    "a word in a tuple": {"stride": (1,), "padding": ("valid",), "output_padding": (0,), "dilation": (1,)},
     "groups, a float": {"groups": 1.0},
     "groups in a tuple": {"groups": (1,)},
     "two numbers": {"stride": (1, 1)},
