@@ -51,7 +51,7 @@ def freeze(model: nn.Module) -> Freezing:
 
     A frozen ConvTranspose1d computes ``weight_norm`` or another parametrization now, and packs its weights at its
     first call. A frozen AliasFreeActivation takes alpha and beta out of log scale. Outputs, parameters, state_dict and
-    hooks stay. Copies, torch.compile and torch.export see an unfrozen layer.
+    hooks stay. Copies, traces, torch.compile and torch.export see an unfrozen layer.
 
         >>> model = nn.Sequential(ConvTranspose1d(8, 4, 6)).eval()
         >>> freeze(model).frozen
@@ -140,7 +140,7 @@ class _Kept:
         self.places = [place for place in places if place]
         self.counts = [*map(len, self.places)]
         self.sources = [(place, name, source) for place in self.places for name, source in place.items()]
-        self.parameters = list(layer.parameters())
+        self.tensors = [*layer.parameters(), *layer.buffers()]
 
     def restore(self, layer: nn.Module) -> None:
         """Undo what freezing changed."""
@@ -157,7 +157,7 @@ class _Kept:
         """Whether a call may use it. Unfreezes a layer that trains."""
         if torch.compiler.is_compiling() or not self.stands(layer):
             return False
-        if layer.training or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters)):
+        if layer.training or (torch.is_grad_enabled() and any(one.requires_grad for one in self.tensors)):
             layer._unfreeze()
             return False
         return True
@@ -169,12 +169,13 @@ class _Kept:
 class FrozenLayer(_Kept):
     def __init__(self, layer: ConvTranspose1d):
         super().__init__(layer)
-        with torch.inference_mode(False), torch.no_grad():
+        unrounded = torch.autocast("cuda" if self.tensors[0].is_cuda else "cpu", enabled=False)
+        with torch.inference_mode(False), torch.no_grad(), unrounded:
             for hook in computing_hooks(layer):  # else their tensors may be old
                 hook(layer, ())
             weights, self.bias = FrozenWeights(layer.weight), None if layer.bias is None else layer.bias.detach()
         self.weights, self.own = {weights.tensor.dtype: weights}, weights
-        self._calls: dict[tuple, tuple] = {}  # layout of the input, TF32: choices, call
+        self._calls: dict[tuple, tuple] = {}  # input's layout, TF32: choices, call
         for hook in computing_hooks(layer):
             hook.__class__ = HELD.get(type(hook), type(hook))
 
@@ -185,13 +186,13 @@ class FrozenLayer(_Kept):
 
     @property
     def nbytes(self) -> int:
-        shared = {tensor.data_ptr() for tensor in self.parameters}
+        shared = {tensor.data_ptr() for tensor in self.tensors}
         own = [one.tensor for one in self.weights.values() if one.tensor.data_ptr() not in shared]
         return sum(t.nbytes for t in own) + sum(one.packed_bytes for one in self.weights.values())
 
     def operands(self, layer: ConvTranspose1d) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Weight and bias for a call; None for the layer's own."""
-        if not self.serves(layer):
+        if not self.serves(layer) or torch._C._is_tracing():
             return None
         weights = self.own
         if torch._C._is_any_autocast_enabled() and autocasts(weights.tensor):
@@ -213,6 +214,8 @@ class FrozenLayer(_Kept):
         choices = *choices, layer.variant, layer.precision
         known, call = self._calls.get(key, (choices, None))
         if call is None or not all(map(is_, known, choices)):
+            if not isinstance(layer.padding, (tuple, str)):
+                return None
             call = functional.at_once(input, self.own.tensor, self.bias, *choices)
             if call is None:
                 return None
@@ -244,7 +247,7 @@ class FrozenActivation(_Kept):
 
     def operands(self, layer: AliasFreeActivation) -> list[torch.Tensor | None] | None:
         """alpha, beta and filters for a call; None for the layer's own."""
-        return self.kept if self.serves(layer) else None
+        return self.kept if self.serves(layer) and not torch._C._is_tracing() else None
 
 
 class _Held:
@@ -252,7 +255,9 @@ class _Held:
 
     def __call__(self, module, inputs):
         compute = super().__call__  # first: ``operands`` may make this the plain hook
-        if module._frozen is None or module._frozen.operands(module) is None:
+        frozen = module._frozen
+        given = isinstance(inputs[0], torch.Tensor) if inputs else True
+        if frozen is None or not given or frozen.operands(module) is None:
             compute(module, inputs)
 
 

@@ -69,7 +69,8 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
         output_padding = self.output_padding
         if output_size is not None:
             output_padding = self._padding_for(input, output_size)
-        weight, bias = (frozen and frozen.operands(self)) or (self.weight, self.bias)
+        kept = frozen is not None and isinstance(input, torch.Tensor) and frozen.operands(self)
+        weight, bias = kept or (self.weight, self.bias)
         return conv_transpose1d(
             *(input, weight, bias),
             *(self.stride, self.padding, output_padding, self.groups, self.dilation),

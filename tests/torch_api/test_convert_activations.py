@@ -12,7 +12,7 @@ from numba_tconv import AliasFreeActivation, convert, freeze, unfreeze
 from numba_tconv.torch_api import alias_free_operators as ops
 from tests.published_activations import Activation1d, Fused, Snake, Tiny, TorchActivation1d, taps
 
-from .test_freeze import ENDINGS
+from .test_freeze import COMPILERS, ENDINGS
 
 C = 3
 X = torch.randn(2, C, 9, generator=torch.Generator().manual_seed(0))
@@ -332,6 +332,17 @@ def test_a_write_to_a_frozen_one_is_not_seen_and_a_new_parameter_is():
     assert torch.equal(called(module), before)
     module.act.alpha = nn.Parameter(module.act.alpha.detach().clone())
     assert not torch.equal(called(module), before)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_compiled_code_takes_the_parameters_as_they_are(compiler):
+    module = frozen_one()
+    freeze(module)
+    with torch.no_grad():
+        compiled = COMPILERS[compiler](module, X)
+        module.act.alpha.add_(0.5)
+    torch.testing.assert_close(called(compiled), called(copy.deepcopy(module)))
 
 
 def test_a_part_that_a_frozen_one_gets_is_used():

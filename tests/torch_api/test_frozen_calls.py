@@ -112,6 +112,7 @@ CHOICES = {
     "padding_mode": "reflect",
     "stride, a float": (2.0,),
     "padding, a list": [1],
+    "padding, a number": 1,
     "padding, a bool": (True,),
     "groups, a float": 2.0,
 }
