@@ -206,17 +206,19 @@ def jvp(tangents, arguments):
 
 
 def torchs_input(grad_output, weight, length: int, parameters: Parameters):
-    # An ordinary convolution would round otherwise.
-    input = _shape_alone((grad_output.shape[0], weight.shape[0], length), grad_output)
+    shape = grad_output.shape[0], weight.shape[0], length
     if not grad_output.numel():  # torch's convolution refuses it
-        return input.zero_()
+        return grad_output.new_zeros(shape)
+    # An ordinary convolution would round otherwise.
+    input = _shape_alone(shape, grad_output)
     return _torchs(grad_output, input, weight, parameters, [True, False, False])[0]
 
 
 def torchs_weight(grad_output, input, kernel_size: int, parameters: Parameters):
-    weight = _shape_alone((input.shape[1], grad_output.shape[1] // parameters.groups, kernel_size), input)
+    shape = input.shape[1], grad_output.shape[1] // parameters.groups, kernel_size
     if not grad_output.numel():
-        return weight.zero_()
+        return input.new_zeros(shape)
+    weight = _shape_alone(shape, input)
     return _torchs(grad_output, input, weight, parameters, [False, True, False])[1]
 
 

@@ -96,11 +96,14 @@ def test_a_grad_output_of_another_length_is_refused():
 @pytest.mark.parametrize("empty", [Problem(2, 2, 3, 3, 12, padding=7), Problem(0, 2, 3, 3, 12)], ids=str)
 def test_what_no_output_reached_is_zero(empty):
     g, x, w = gradient_operands(empty, torch.float32)
+    before = x.clone(), w.clone()
     assert not g.numel()
     for of in OF:
         result = OPERATORS[of](*operator_arguments(of, empty, g, x, w))
         assert result.shape == torchs_gradient(of, g, x, w, empty).shape
         assert result.eq(0).all()
+        result.fill_(1)
+    assert all(map(torch.equal, (x, w), before))
 
 
 ROOM = {
