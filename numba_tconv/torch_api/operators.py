@@ -95,7 +95,7 @@ def ready(input, weight, bias, stride, padding, output_padding, groups, dilation
         return Ready(shape, dtype, index, lambda *_: None)
     if rung is None:
         sizes = stride, padding, output_padding, groups, dilation
-        return lambda input, weight, bias: torchs.forward(input, weight, bias, *sizes).contiguous()
+        return lambda input, weight, bias: torchs.without_views(input, weight, bias, *sizes)
     joint = None if variant else join.joined(problem, dtype, precision, device.of(index))
     if joint:
         p, x = joint.problem, Layout.contiguous((1, problem.in_channels, joint.problem.length), dtype, index)
@@ -127,7 +127,7 @@ def _plan(
 def _cpu(input, weight, bias, *others):
     parameters = Parameters(*others[:-2])
     check(input, weight, bias, *parameters)
-    return torchs.forward(input, weight, bias, *parameters).contiguous()
+    return torchs.without_views(input, weight, bias, *parameters)
 
 
 @torch.library.register_fake(NAME)

@@ -18,6 +18,11 @@ def forward(input, weight, bias, stride, padding, output_padding, groups, dilati
     return dropped(torch.conv_transpose1d(input, weight, bias, *sizes), cover)
 
 
+def without_views(*arguments) -> torch.Tensor:
+    output = forward(*arguments)
+    return output.clone(memory_format=torch.contiguous_format) if output._is_view() else output.contiguous()
+
+
 def dropped(output: torch.Tensor, cover) -> torch.Tensor:
     return output[..., cover.left : output.shape[-1] - cover.right] if cover.left or cover.right else output
 

@@ -158,3 +158,12 @@ def test_output_padding_is_torchs():
 def test_torchs_function_keeps_its_meaning_when_routed():
     with numba_tconv.routed(), pytest.raises((RuntimeError, TypeError)):
         torch.nn.functional.conv_transpose1d(torch.ones(1, 1, 5), torch.ones(1, 1, 9), padding=(1, 1))
+
+
+@pytest.mark.parametrize("padding", LAYERS, ids=str)
+def test_an_output_may_be_overwritten(padding):
+    layer = numba_tconv.ConvTranspose1d(4, 1, 4, stride=2, padding=padding)
+    y = layer(torch.randn(1, 4, 9))
+    expected = y.detach().tanh()
+    assert torch.equal(y.tanh_(), expected)
+    y.sum().backward()
