@@ -222,7 +222,7 @@ def _fake(*arguments):
 
 
 def _setup_context(ctx, inputs, output):
-    # Named in the backward pass: a forward call costs less host time.
+    # Named in backward: forward calls cost less.
     ctx.choices = inputs[TENSOR_COUNT:]
     ctx.save_for_backward(*inputs[:TENSOR_COUNT])
 
@@ -249,11 +249,12 @@ def _has_kernels(tensors: Tensors, form: Form) -> bool:
 def composed_gradients(grad_output, tensors: Tensors, wanted, form: Form) -> list:
     """Gradients through ``composed``, differentiable if recorded; None if not wanted."""
     again = torch.is_grad_enabled()
-    if not again:
-        tensors = [
-            one if one is None else one.detach().requires_grad_(w) for one, w in zip(tensors, wanted, strict=True)
-        ]
+
+    def own(tensor, wanted):  # operands may depend on each other
+        return tensor.view_as(tensor) if again else tensor.detach().requires_grad_(wanted)
+
     with torch.enable_grad():
+        tensors = [one if one is None else own(one, w) for one, w in zip(tensors, wanted, strict=True)]
         outputs = composed(*tensors, *form)
         operands = [one for one, w in zip(tensors, wanted, strict=True) if w]
         found = iter(torch.autograd.grad(outputs, operands, grad_output, create_graph=again, allow_unused=True))

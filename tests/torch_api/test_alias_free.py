@@ -109,3 +109,20 @@ def test_kernels_get_the_strides_that_they_were_made_ready_for(monkeypatch, grad
     compute, more = (ops._gradients_cuda, (True,)) if gradients else (ops._cuda, ())
     compute(*[apart] * signals, *others, *CHOICES, *more)
     assert got == [(x.stride(), x.stride())] * signals
+
+
+TIES = {"one tensor": lambda x, alpha: (x, alpha), "by computation": lambda x, alpha: (alpha[:, None] * x, alpha.exp())}
+
+
+@pytest.mark.parametrize("tie", TIES)
+def test_operands_may_depend_on_each_other(tie):
+    x, up, down, alpha, _ = operands()
+    alpha.requires_grad_()
+
+    def gradients(function):
+        tied, beta = TIES[tie](x, alpha)
+        y = function(tied, up, down, alpha, beta, *CHOICES)
+        first = torch.autograd.grad(y.square().sum(), alpha, create_graph=True)[0]
+        return first, torch.autograd.grad(first.sum(), alpha)[0]
+
+    torch.testing.assert_close(gradients(alias_free_activation), gradients(composed))
