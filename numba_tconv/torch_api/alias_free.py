@@ -223,9 +223,10 @@ class AliasFreeActivation(Freezable, nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The function's output; filters are cast to the dtype of ``x``."""
         (up_ratio, down_ratio, log_scale, activation), frozen = self._form, self._frozen
-        kept = frozen and isinstance(x, torch.Tensor) and frozen.operands(self)
+        is_tensor = isinstance(x, torch.Tensor)
+        kept = is_tensor and frozen and frozen.operands(self)
         alpha, beta, up_filter, down_filter = kept or tensors_of(self)
-        if isinstance(x, torch.Tensor) and not up_filter.dtype is down_filter.dtype is x.dtype:
+        if is_tensor and not up_filter.dtype is down_filter.dtype is x.dtype:
             up_filter, down_filter = up_filter.to(x.dtype), down_filter.to(x.dtype)
         return alias_free_activation(
             *(x, alpha, beta),
