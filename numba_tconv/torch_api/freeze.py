@@ -51,7 +51,7 @@ def freeze(model: nn.Module) -> Freezing:
 
     A frozen ConvTranspose1d computes ``weight_norm`` or another parametrization now, and packs its weights at its
     first call. A frozen AliasFreeActivation takes alpha and beta out of log scale. Outputs, parameters, state_dict and
-    hooks stay. Copies, traces, torch.compile and torch.export see an unfrozen layer.
+    hooks stay. Copies, torch.jit.trace, torch.fx.symbolic_trace, torch.compile, torch.export see an unfrozen layer.
 
         >>> model = nn.Sequential(ConvTranspose1d(8, 4, 6)).eval()
         >>> freeze(model).frozen
