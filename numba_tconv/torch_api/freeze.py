@@ -254,11 +254,11 @@ class _Held:
     """A hook that computes the weight unless frozen."""
 
     def __call__(self, module, inputs):
-        compute = super().__call__  # first: ``operands`` may make this the plain hook
         frozen = module._frozen
         given = isinstance(inputs[0], torch.Tensor) if inputs else True
         if frozen is None or not given or frozen.operands(module) is None:
-            compute(module, inputs)
+            kind = next(kind for kind in HELD if isinstance(self, kind))  # by now this may be the plain hook
+            kind.__call__(self, module, inputs)
 
 
 class _HeldWeightNorm(_Held, WeightNorm):

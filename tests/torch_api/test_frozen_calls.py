@@ -177,3 +177,15 @@ def test_a_renamed_parameter_is_missed():
         layer(x)
         layer.register_parameter("offset", layer._parameters.pop("bias"))
         assert_as_never_called(layer, x)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_hook_that_another_thread_restores_still_computes():
+    layer = torch.nn.utils.weight_norm(numba_tconv.ConvTranspose1d(4, 6, 4)).eval()
+    numba_tconv.freeze(layer)
+    (hook,) = layer._forward_pre_hooks.values()
+    held = type(hook).__call__
+    numba_tconv.unfreeze(layer)
+    before = layer.weight
+    held(hook, layer, ())
+    assert layer.weight is not before
