@@ -151,6 +151,11 @@ class Reading(Snake):
         return x + torch.sin(x * self.alpha.exp()[:, None]) ** 2 / (self.alpha.exp()[:, None] + 1e-9)
 
 
+class Final(Activation1d):
+    def __init_subclass__(cls):
+        raise TypeError("Final is final")
+
+
 LEFT = {
     "a difference of 1e-6": (lambda: Perturbed(Snake(C)), "it computes something else: in float64 the two differ by "),
     "another padding": (lambda: ZeroPadded(Snake(C)), "it computes something else"),
@@ -159,6 +164,7 @@ LEFT = {
     "another function in training": (lambda: OnlyInEval(Snake(C)).eval(), "it computes something else"),
     "an unused beta": (other_act(Reading(C)), "it computes something else"),
     "another argument": (lambda: Masked(Snake(C)), "its forward takes x, mask, where this package's takes x"),
+    "final": (lambda: Final(Snake(C)), "its class Final takes no other base: Final is final"),
     "one alpha for all channels": (lambda: Activation1d(Snake(1)), "its alpha is one number, for any number of"),
     "another slope": (other_act(nn.LeakyReLU(0.1)), "it computes something else"),
     "an unknown activation": (other_act(nn.Tanh()), "its activation Tanh is not known"),

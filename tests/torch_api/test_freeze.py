@@ -99,9 +99,10 @@ def test_a_hook_that_computes_the_weight_rests_while_the_layer_is_frozen(make, c
     assert type(hook) is cls
 
 
-def test_a_parametrization_rests_while_the_layer_is_frozen():
-    layer, computed = parametrizations.weight_norm(plain()), []
-    layer.parametrizations.weight[0].register_forward_hook(lambda *_: computed.append(1))
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_parametrization_rests_while_the_layer_is_frozen(name):
+    layer, computed = parametrizations.weight_norm(plain(), name), []
+    layer.parametrizations[name][0].register_forward_hook(lambda *_: computed.append(1))
     freeze(layer)
     computed.clear()
     called(layer)

@@ -32,8 +32,13 @@ def settings(tmp_path, monkeypatch):
         yield
 
 
+class Scaled(nn.ConvTranspose1d):
+    def forward(self, x, scale):
+        return super().forward(x) * scale
+
+
 def example():
-    return nn.Sequential(nn.ConvTranspose1d(16, 24, 8, 4, 2), nn.LeakyReLU()), torch.empty(2, 16, 100)
+    return Scaled(16, 24, 8, 4, 2), torch.empty(2, 16, 100), torch.ones(24, 1)
 
 
 HERE = f"{__name__}:"
