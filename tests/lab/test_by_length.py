@@ -48,3 +48,11 @@ def test_neighbours_of_powers_of_two_are_told_but_not_drawn():
     assert f"; one position more or less: {min(gains):.1f} to {max(gains):.1f} times as fast; roofline" in text
     assert not told(by_length.throughput(some))
     assert lengths(by_length.throughput(measured(2**7 + 1))) == {2**10 + 8}
+
+
+def test_the_selection_has_a_curve_if_it_is_the_fastest_at_half_of_the_lengths():
+    layers = [workloads.at_length(workloads.get("kb64"), 2**n, 16) for n in (10, 12, 14)]
+    for count, has in ((2, True), (3, False)):
+        some = [*map(row, layers[:count]), *(row(one, "auto") for one in layers[1:count])]
+        figure = by_length.throughput([*some, row(layers[0], "auto", slower=1.0)])
+        assert ("auto" in [label for _, label in figure.axes[0].curves]) == has

@@ -7,14 +7,15 @@ from numba_tconv.lab.measure import rows, search
 from numba_tconv.lab.report import ladder as of_rungs
 from numba_tconv.lab.report import tables as table
 from numba_tconv.lab.report.readme import section
-from numba_tconv.lab.studies import decoder_times
+from numba_tconv.lab.studies import decoder_modes, decoder_times
 from tests.command_line import run
-from tests.samples import EMPTY_README, EMPTY_RESULTS, ladder, sweep
+from tests.samples import EMPTY_README, EMPTY_RESULTS, in_mode, ladder, sweep
 
 
 @pytest.fixture
 def places(tmp_path):
     rows.append(tmp_path / "data" / "some.csv", ladder())
+    rows.append(tmp_path / "data" / decoder_modes.FILE, [in_mode()], decoder_modes.Timed)
     return "--data", tmp_path / "data", "--plots", tmp_path / "plots"
 
 
@@ -35,6 +36,7 @@ def test_figures_draws_and_fills_the_pages_and_then_changes_nothing(capsys, plac
     assert section(front.read_text(), "ladder") == of_rungs.render(ladder())
     assert section(results.read_text(), "tables") == table.render(ladder())
     files = [front, *results.parent.iterdir()]
+    assert results.parent / "decoders.svg" in files
     for path in files:
         assert str(path) in out
     before = {path: path.stat().st_mtime_ns for path in files}
@@ -50,7 +52,6 @@ def files_in(folder):
 # A file in the way, the arguments, and the message.
 LACKING = {
     "no rows": ({}, ["--data", "plots"], "plots holds no rows: they are in a checkout of the repository"),
-    "no folder": ({}, ["--data", "nope"], "there is no folder nope"),
     "a file for a folder": ({}, ["--plots", "README.md/plots"], "cannot write README.md/plots"),
     "no folder can be made": ({}, ["--plots", "/proc/plots"], "cannot write /proc/plots"),
     "no README": ({}, ["--readme", "READ.md"], "there is no READ.md"),

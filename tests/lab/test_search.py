@@ -96,13 +96,20 @@ def test_a_damaged_row_is_refused(tmp_path):
         search.append(damaged, [])
 
 
-def test_a_wrong_configuration_is_said_and_fails(tmp_path, monkeypatch, capsys):
-    def wrong(*arguments):
-        raise bench.WrongResult("wrong on kb64", [])
+def test_a_wrong_configuration_is_said_and_fails_and_the_next_is_searched(tmp_path, monkeypatch, capsys):
+    best, taken = (replace(rows.existing(RECORDED, Tried)[0], chosen=n == 2, ms_p50=n) for n in (1.0, 2.0))
+
+    def measure(workload, *arguments):
+        if workload.name == "kb64":
+            raise bench.WrongResult("wrong on kb64", [])
+        return [best, taken]
 
     monkeypatch.setattr(commands, "require_gpu", lambda: None)
     monkeypatch.setattr(commands, "current_device", lambda: H200)
     monkeypatch.setattr(search, "compile_all", lambda found, jobs: None)
-    monkeypatch.setattr(search, "measure", wrong)
-    assert cli.main(["search", "kb64", "--out", str(tmp_path / "k6.csv")]) == commands.FAILED
-    assert "wrong on kb64" in capsys.readouterr().err
+    monkeypatch.setattr(search, "measure", measure)
+    assert cli.main(["search", "kb64", "dac_u2", "--out", str(tmp_path / "k6.csv")]) == commands.FAILED
+    out, err = capsys.readouterr()
+    assert "wrong on kb64" in err
+    assert "dac_u2 tf32: 2 configurations, the best 1 ms, taken 2 ms" in out
+    assert rows.existing(tmp_path / "k6.csv", Tried) == [best, taken]

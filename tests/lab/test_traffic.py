@@ -76,5 +76,5 @@ def test_turns_hold_the_multiply_adds(name):
 
 
 def test_other_rungs_are_refused():
-    with pytest.raises(ValueError, match="depthwise"):
-        traffic("depthwise", workloads.get("depthwise").problem, None)
+    with pytest.raises(ValueError, match="k5_mma"):
+        traffic("k5_mma", workloads.get("kb64").problem, None)
