@@ -18,7 +18,6 @@ from numba_tconv.lab.measure.machine import Machine
 from numba_tconv.lab.measure.workloads import Workload
 from numba_tconv.runtime.device import A100, H200
 from numba_tconv.selection.directions import DIRECTIONS, OF_GRADIENTS, RESULTS, STEP, results_of, rungs_of
-from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import functional
 from numba_tconv.torch_api import gradient_operators as grad_ops
 
@@ -45,31 +44,20 @@ def test_switches_are_put_back(tf32):
     assert (cudnn.benchmark, cudnn.allow_tf32) == before
 
 
+@pytest.mark.parametrize("of", ["forward", "grad_input", "grad_weight"])
 @pytest.mark.parametrize("precision", bench.PRECISIONS[torch.float32])
 @pytest.mark.parametrize("device", [H200, A100], ids=["H200", "A100"])
-def test_all_means_every_rung_that_can_and_the_selection(precision, device):
+def test_all_means_every_rung_that_can_and_the_selection(precision, device, of):
     p = workloads.get("kb64").problem
-    names, left_out = named.rungs_for(["all"], p, torch.float32, precision, device)
-    able = [name for name, rung in RUNGS.items() if rung.refusal(p, torch.float32, precision, device) is None]
-    assert names == ([*able, "auto"] if able else ["cudnn"])
-    assert [line.split()[0] for line in left_out] == [name for name in RUNGS if name not in able]
-
-
-def test_where_no_rung_computes_torch_is_recorded():
-    class Unable(Rung):
-        def supports(self, *_):
-            return "it only pretends"
-
-    p = workloads.get("kb64").problem
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(named, "rungs_of", lambda _: {"k0": Unable()})
-        names, left_out = named.rungs_for(["all"], p, torch.float32, "tf32")
-        assert names == ["cudnn"]
-        assert left_out == [f"k0 cannot do {p} in tf32: it only pretends"]
-        with pytest.raises(NotImplementedError, match=r"k0 cannot do .*: it only pretends"):
-            named.rungs_for(["k0"], p, torch.float32, "tf32")
-        with pytest.raises(NotImplementedError, match=r"no rung can do .* in tf32"):
-            named.rungs_for(["auto"], p, torch.float32, "tf32")
+    refusals = {name: rung.refusal(p, torch.float32, precision, device) for name, rung in rungs_of(of).items()}
+    able = [name for name, reason in refusals.items() if reason is None]
+    names, left_out = named.rungs_for(["all"], p, torch.float32, precision, device, of)
+    assert names == ([*able, "auto"] if able or precision == "tf32" else ["cudnn"])
+    said = {name: f"{name} cannot do {p} in {precision}: {reason}" for name, reason in refusals.items() if reason}
+    assert left_out == [*said.values()]
+    for name in said:
+        with pytest.raises(NotImplementedError, match=f"^{re.escape(said[name])}$"):
+            named.rungs_for([name], p, torch.float32, precision, device, of)
 
 
 def test_a_row_in_tf32x3_was_computed_in_it():
@@ -86,26 +74,6 @@ def test_where_tf32_is_allowed_the_selection_may_make_no_use_of_it(direction):
     p = workloads.get("depthwise").problem
     assert named.rungs_for(["all"], p, torch.float32, "tf32", H200, direction)[0][-1] == "auto"
     assert named.rungs_for(["auto"], p, torch.float32, "tf32", H200, direction)[0] == ["auto"]
-
-
-def test_an_unknown_rung_is_answered_with_the_names():
-    with pytest.raises(ValueError, match=r"'k9'.*k1_gather.*auto, cudnn, all"):
-        named.rungs_for(["k1_gather", "k9"], PROBLEM, torch.float32, "ieee")
-
-
-@pytest.mark.parametrize("of", ["grad_input", "grad_weight"])
-@pytest.mark.parametrize("precision", bench.PRECISIONS[torch.float32])
-def test_all_means_every_rung_of_the_gradient(of, precision):
-    p = workloads.get("kb64").problem
-    refusals = {name: rung.refusal(p, torch.float32, precision, H200) for name, rung in rungs_of(of).items()}
-    able = [name for name, reason in refusals.items() if reason is None]
-    names, left_out = named.rungs_for(["all"], p, torch.float32, precision, H200, of)
-    assert names == ([*able, "auto"] if able else ["cudnn"])
-    assert [line.split()[0] for line in left_out] == [name for name in refusals if name not in able]
-    for name in refusals:
-        if name not in able:
-            with pytest.raises(NotImplementedError, match=rf"{name} cannot do .* in {precision}: "):
-                named.rungs_for([name], p, torch.float32, precision, H200, of)
 
 
 def test_a_step_is_computed_by_the_selection_alone():
@@ -125,6 +93,7 @@ def test_a_step_is_computed_by_the_selection_alone():
         ("grad_weight", "grad_bias", "grad_bias computes grad_bias, not grad_weight"),
         ("step", "k1_gather", "k1_gather computes the forward pass, not a whole step; there are "),
         ("step", "k9", "no rung is called 'k9'"),
+        ("forward", "k9", "no rung is called 'k9'; there are k1_gather, "),
     ],
 )
 def test_a_rung_of_another_direction_is_refused(direction, name, said):

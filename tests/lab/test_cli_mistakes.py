@@ -3,12 +3,12 @@
 import pytest
 
 from numba_tconv.lab.cli import commands
+from numba_tconv.lab.cli.parser import parser
 from numba_tconv.lab.measure import ahead, search
 from numba_tconv.lab.studies import decoders
 from tests.command_line import mistake, no_gpu, run
 
-VERBS = ["demo", "check", "explain", "bench", "sweep", "figures", "inspect", "compile", "fuzz", "info"]
-VERBS += ["kernelbench", "decoders", "activations"]
+VERBS = sorted({one.prog.split()[-1] for one in parser()._subparsers._group_actions[0].choices.values()})
 
 
 @pytest.fixture(autouse=True)
@@ -51,17 +51,9 @@ MISTAKES = {
         ["inspect", "grad_weight_split", "--precision", "tf32x3"],
         "grad_weight_split cannot do",
     ),
-    "a rung of another direction": (
-        ["bench", "--direction", "grad_input", "--rung", "k1_gather"],
-        "k1_gather computes the forward pass, not grad_input; there are grad_input_gather",
-    ),
     "a gradient's rung for the forward pass": (
         ["sweep", "--rung", "grad_input_tile"],
         "grad_input_tile computes grad_input, not the forward pass",
-    ),
-    "a rung for a step": (
-        ["bench", "--direction", "step", "--rung", "k1_gather"],
-        "not a whole step; there are auto, cudnn, all",
     ),
     **{
         f"frozen weights for a step to {command}": (
@@ -77,7 +69,6 @@ MISTAKES = {
     "nothing to check": (["check", "--batch", "0"], "has no outputs"),
     "impossible problem": (["check", "--stride", "0"], "stride must be positive"),
     "impossible groups": (["check", "--groups", "3"], "divisible by groups"),
-    "unknown workload to explain": (["explain", "kb65"], "did you mean kb64"),
     "nothing to explain": (
         ["explain", "--in-channels", "4"],
         "name a workload, or give --out-channels, --kernel-size, ",
@@ -98,7 +89,6 @@ MISTAKES = {
         f"no folder of rows for {one[0]}": ([*one, "--data", "no/folder"], "there is no folder no/folder")
         for one in (["demo"], ["figures"], ["explain", "kb64"])
     },
-    "no outputs to explain": (["explain", "kb64", "--batch", "0"], "has no outputs"),
     "nothing between": (["sweep", "--min", "5", "--max", "7"], "no power of two from 5 to 7"),
     "sizes beside a name": (["sweep", "kb64", "--stride", "2"], "name layers, or give sizes, not both"),
     "too few sizes to sweep": (["sweep", "--in-channels", "4"], "give --out-channels, --kernel-size too"),

@@ -56,12 +56,6 @@ def test_function_on_cpu_tensors_is_torchs(reason):
     assert torch.equal(numba_tconv.conv_transpose1d(x, w, bias, **parameters(problem)), torchs(x, w, bias, problem))
 
 
-def test_arguments_by_position():
-    x, w, bias = torch.randn(2, 4, 7), torch.randn(4, 3, 5), torch.randn(6)
-    expected = nn.functional.conv_transpose1d(x, w, bias, 3, 2, 1, 2, 2)
-    assert torch.equal(numba_tconv.conv_transpose1d(x, w, bias, 3, 2, 1, 2, 2), expected)
-
-
 def test_rungs_lists_the_ladder_in_order():
     ladder = numba_tconv.rungs()
     assert list(ladder) == list(RUNGS)
