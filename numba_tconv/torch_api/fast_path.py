@@ -120,7 +120,6 @@ def is_clear(
         or (torch.is_grad_enabled() and is_excluded(AUTOGRAD))
     ):
         return False
-    # Faster than a loop.
     return (
         type(first) in PLAIN
         and not keys_of(first).raw_repr() & UNUSUAL

@@ -193,7 +193,7 @@ def _refuse_overlap(state: torch.Tensor, **others: torch.Tensor | None) -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
+    """Bytes from first to last element."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
 
@@ -243,7 +243,7 @@ def _cuda(x, state, weight, bias, mask, stride, groups, dilation, precision):
 
 
 class _Told:
-    """A layout with the attributes of a tensor that ``_problem`` reads."""
+    """A layout with what ``_problem`` reads of tensors."""
 
     def __init__(self, laid_out: tuple):
         self.shape, self.strides, self.dtype, index, _ = self.layout = Layout(*laid_out)

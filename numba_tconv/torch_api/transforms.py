@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
 from . import fast_path as direct
@@ -30,8 +31,10 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
         @staticmethod
         def setup_context(ctx, inputs, output):
             setup_context(ctx, inputs, output)
-            ctx.save_for_forward(*(value if isinstance(value, torch.Tensor) else None for value in inputs))
-            ctx.plain = [None if isinstance(value, torch.Tensor) else value for value in inputs]
+            operands = [value for value in inputs[:2] if isinstance(value, torch.Tensor)]
+            ctx.save_for_backward(*operands)  # vmap wants both alike
+            ctx.save_for_forward(*operands)
+            ctx.plain = [None if isinstance(value, torch.Tensor) else value for value in inputs[len(operands) :]]
 
         @staticmethod
         def backward(ctx, grad_output):
@@ -39,8 +42,7 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
 
         @staticmethod
         def jvp(ctx, *tangents):
-            pairs = zip(ctx.saved_tensors, ctx.plain, strict=True)
-            return jvp(tangents, [plain if tensor is None else tensor for tensor, plain in pairs])
+            return jvp(tangents, [*ctx.saved_tensors, *ctx.plain])
 
     _functions[operator] = Applied
 
@@ -53,7 +55,14 @@ def apply(operator: torch._ops.OpOverload, *arguments):
     return direct.route(operator, arguments)(*arguments)
 
 
+def nests_forward_mode() -> bool:
+    """Whether ``jvp`` would lose outer tangents."""
+    return eager_transforms.JVP_NESTING > 1
+
+
 def _applied(operator: torch._ops.OpOverload, *arguments):
+    if nests_forward_mode():
+        raise NotImplementedError(f"{operator} has no forward mode inside forward mode: use reverse mode for one")
     return _functions[operator].apply(*arguments)
 
 

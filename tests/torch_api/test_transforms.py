@@ -126,6 +126,55 @@ def test_vmap(agree, problem, in_dims):
 
 
 @problems
+@pytest.mark.parametrize("in_dims", [(0, None, None), (None, 0, None), (None, None, 0), (2, 1, 0)], ids=str)
+def test_gradients_through_vmap(agree, problem, in_dims):
+    """Of the operator, and of its gradients."""
+
+    def stack(tensor, dim):
+        return tensor if dim is None else torch.stack([tensor, tensor.cos(), -tensor], dim)
+
+    def mapped(f):
+        return lambda *tensors: func.vmap(f, in_dims)(*map(stack, tensors, in_dims))
+
+    def second(f):
+        gradients = func.vmap(func.grad(summed(f), (0, 1, 2)), in_dims)
+        return lambda *tensors: gradients(*map(stack, tensors, in_dims))[1].square().sum()
+
+    agree(lambda f, tensors: func.grad(summed(mapped(f)), (0, 1, 2))(*tensors), problem)
+    agree(lambda f, tensors: func.grad(second(f), (0, 1, 2))(*tensors), problem)
+
+
+def of_forward_mode(f, tensors):
+    return func.jacfwd(func.jacfwd(summed(f), (0, 1, 2)), (0, 1, 2))(*tensors)
+
+
+@problems
+def test_forward_mode_inside_forward_mode(agree, problem):
+    """A Function's jvp would lose the outer tangent of the other operand."""
+    agree(of_forward_mode, problem)
+
+
+def test_forward_mode_inside_forward_mode_with_an_own_padding():
+    x, w, _ = operands(PROBLEMS[0], torch.float64)
+    tensors = x[..., :3], w, torch.randn(PROBLEMS[0].out_channels, dtype=torch.float64)
+    sizes = parameters(PROBLEMS[0]) | {"padding": 0}
+    found = of_forward_mode(lambda *one: numba_tconv.conv_transpose1d(*one, **sizes | {"padding": (2, 1)}), tensors)
+    expected = of_forward_mode(lambda *one: torch.conv_transpose1d(*one, **sizes)[..., 2:-1], tensors)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_gradient_in_nested_forward_mode_is_refused(device):
+    ours, _, (x, w, bias) = ours_and_torchs(PROBLEMS[0], device)
+
+    def inner(w):
+        y, back = func.vjp(lambda x: ours(x, w, bias), x)
+        return func.jvp(lambda g: back(g)[0], (y,), (y,))[1]
+
+    with pytest.raises(NotImplementedError, match="forward mode inside forward mode"):
+        func.jvp(inner, (w,), (w,))
+
+
+@problems
 def test_gradients_for_each_sample(agree, problem):
     def per_sample(f, tensors):
         x, *others = tensors

@@ -37,7 +37,7 @@ def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:
 
 @contextlib.contextmanager
 def one_thread():
-    """One CPU thread is faster for tiny tensors."""
+    """Faster for tiny tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
