@@ -60,6 +60,11 @@ class Own(nn.ConvTranspose1d):
         self.precision = "high"
 
 
+class Unfreezing(nn.ConvTranspose1d):
+    def _unfreeze(self):
+        self.requires_grad_(True)
+
+
 class Final(nn.ConvTranspose1d):
     def __init_subclass__(cls):
         raise TypeError("Final is final")
@@ -291,6 +296,7 @@ LEFT = {
     "forward on the layer": (replaced_forward, "its forward was replaced on the layer itself"),
     "padding mode": (reflecting, "its padding_mode is 'reflect'"),
     "attribute": (lambda: layer(Own), "it has an attribute 'precision' of its own"),
+    "method": (lambda: layer(Unfreezing), "it has an attribute '_unfreeze' of its own"),
     "final": (lambda: layer(Final), "its class Final takes no other base: Final is final"),
     "same name": (Named, "it is no torch.nn.ConvTranspose1d but a "),
 }

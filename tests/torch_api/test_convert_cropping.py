@@ -155,6 +155,16 @@ def scaled():
     return Scaled(config(), 6, 4, 8, 4)
 
 
+def otherwise(change):
+    """A module whose class computes the same, but for ``change`` of (module, input, output)."""
+
+    class Otherwise(type(MIMI(config(), 6, 4, 8, 4))):
+        def forward(self, x):
+            return change(self, x, super().forward(x))
+
+    return Otherwise(config(), 6, 4, 8, 4).eval()
+
+
 def cached():
     class Cached(type(MIMI(config(), 6, 4, 8, 4))):
         def forward(self, x, cache=None):
@@ -195,6 +205,8 @@ LEFT = {
     "a backward hook": (lambda: hooked("register_full_backward_hook"), "its layer has a hook"),
     "a backward pre-hook": (lambda: hooked("register_full_backward_pre_hook"), "its layer has a hook"),
     "a subclass": (scaled, "it computes something else"),
+    "a subclass in train mode": (lambda: otherwise(lambda s, x, y: 2 * y if s.training else y), "computes something"),
+    "a subclass of channels": (lambda: otherwise(lambda s, x, y: y.flip(1)), "it computes something else"),
     "another argument": (cached, "its forward takes x, cache"),
     "a layer of a subclass": (
         lambda: changed(MIMI(config(), 6, 4, 8, 4), conv=OfOwnForward(6, 4, 8, 4)),

@@ -18,6 +18,8 @@ from numba_tconv.torch_api.module import ConvTranspose1d
 
 from . import activations, cropping
 
+OWN = "variant", "precision", "_frozen", "_unfreeze", "_require_zeros", "_padding_for"
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -129,7 +131,7 @@ def _obstacle(module: nn.Module) -> str | None:
         return f"its class {type(module).__qualname__} has a forward of its own, which does not call super().forward"
     if module.padding_mode != "zeros":
         return f"its padding_mode is {module.padding_mode!r}, which torch's layer refuses when it is called"
-    if own := [name for name in ("variant", "precision") if hasattr(module, name)]:
+    if own := [name for name in OWN if hasattr(module, name)]:
         return f"it has an attribute {own[0]!r} of its own, which would mean something else here"
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import product
 
 import torch
 from torch import nn
@@ -99,19 +100,20 @@ def _crops(module: nn.Module) -> tuple[int, int]:
 
 
 def _largest_error(module: nn.Module, crops: tuple[int, int]) -> float:
-    """The error of ``crops``, with a one-channel layer on the CPU."""
+    """Error of ``crops``, with a small layer on the CPU."""
     layer, generator = layer_of(module), torch.Generator().manual_seed(0)
     # The caller's settings must not matter.
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
-        tiny = nn.ConvTranspose1d(1, 1, layer.kernel_size, layer.stride, device="meta").to_empty(device="cpu").double()
+        sizes = 2, 2, layer.kernel_size, layer.stride
+        tiny = nn.ConvTranspose1d(*sizes, device="meta").to_empty(device="cpu").double()
         for one in tiny.parameters():
             one.copy_(torch.randn(one.shape, dtype=torch.float64, generator=generator))
         copied = _with_layer(module, tiny)
-        ours = ConvTranspose1d(1, 1, layer.kernel_size, layer.stride, crops, device="meta")
+        ours = ConvTranspose1d(*sizes, crops, device="meta")
         ours._parameters = tiny._parameters
         errors = []
-        for length in LENGTHS:
-            x = torch.randn(2, 1, length, dtype=torch.float64, generator=generator)
+        for length, copied.training in product(LENGTHS, (False, True)):
+            x = torch.randn(2, 2, length, dtype=torch.float64, generator=generator)
             errors.append(relative_error(ours(x), type(copied).forward(copied, x)))
     return max(errors)
 
