@@ -75,7 +75,7 @@ def computations(function: Callable, *arguments, **keywords) -> list[Noted | Not
 
 @contextlib.contextmanager
 def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterator[list[torch.Tensor]]:
-    """Give the modules fake tensors; yield copies of small integer buffers."""
+    """Give modules fake tensors; yield copies of small integer buffers."""
     real = {}
 
     def stand_in(one):
@@ -104,11 +104,18 @@ def _has_values(one: torch.Tensor) -> bool:
 
 
 class _Noting(TorchDispatchMode):
-    """Sees operators below autocast; computes operators on small integer tensors, writing only ``real``."""
+    """Sees operators below autocast; computes those on small integer tensors; undoes writes but to ``real``."""
 
     def __init__(self, real: list[torch.Tensor]):
         super().__init__()
         self.found, self.real = [], {id(one): one for one in real}  # kept: ids stay unique
+        self.written = []
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        with unset_fake_temporarily():
+            for one, before in reversed(self.written):
+                one.copy_(before)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
@@ -119,6 +126,9 @@ class _Noting(TorchDispatchMode):
             made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.numel() <= MOST_VALUES]
             self.real |= {id(one): one for one in made}
             return result
+        if func._schema.is_mutable and not any(isinstance(one, FakeTensor) for one in tensors):
+            with unset_fake_temporarily():
+                self.written += [(one, one.clone()) for one in tensors]
         result = func(*args, **(kwargs or {}))
         if func is ops.conv_transpose1d:
             given = grad_ops.Arguments(*args)

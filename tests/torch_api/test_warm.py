@@ -189,6 +189,22 @@ def test_buffers_and_random_numbers_stay_as_they_are():
         assert torch.equal(one, before[name]), name
 
 
+def test_tensors_that_a_function_holds_stay_as_they_are():
+    model, held = nn.Sequential(nn.ConvTranspose1d(16, 24, 8, 4, 2), nn.BatchNorm1d(24)), [torch.zeros(2, 3)]
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+
+    def function(x):
+        model[0].weight.mul_(2)
+        held[0][1] += 1
+        held[0] += 1
+        return model(x)
+
+    assert transposed_convolutions(function, torch.zeros(2, 16, 100)) == FOUND[:1]
+    assert torch.equal(held[0], torch.zeros(2, 3))
+    for name, one in model.state_dict().items():
+        assert torch.equal(one, before[name]), name
+
+
 def test_what_is_not_for_this_package_is_left_out():
     def function(x):
         F.conv_transpose1d(x[:0], torch.empty(8, 4, 3))
