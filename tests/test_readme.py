@@ -71,6 +71,9 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
     }
 
 
+ELSEWHERE = dict(gpu="another", time="2027-01-01T00:00:00Z")
+
+
 def cells_of(page):
     return [cell.strip() for cell in page.splitlines()[-1].strip("|").split("|")]
 
@@ -80,6 +83,7 @@ def test_a_line_of_steps_has_the_newest_times():
     more = stepped(frames=4, us_p50=20.0), stepped(mode="eager", us_p50=50.0, by_hand_us_p50=60.0)
     page = streaming.render([stepped(), *more, older])
     assert cells_of(page) == ["mimi_1", "float32", "1", "10.0, 3.0x", "20.0, 1.5x", "50.0, 1.2x"]
+    assert streaming.render([stepped(), *more, older, stepped(**ELSEWHERE)]) == page
     assert page.startswith("## Streaming\n\nMicroseconds")
     assert "10 us a step (by hand 30), error 3.00e-07 (by hand 2.00e-04)" in streaming.describe(stepped())
     others = [stepped(layer="a new one"), stepped(dtype="bfloat16"), stepped(batch=8), stepped(frames=16)]
@@ -105,6 +109,7 @@ def test_a_line_of_short_signals_has_both_ways_and_the_step():
     step = timed("auto", 0.2, 0.3, direction="step")
     page = segments.render([alone, joined, step])
     assert cells_of(page) == ["hifigan_u1", "float32, tf32", "32", "0.09", "0.03", "0.04", "0.2", "0.3"]
+    assert segments.render([alone, joined, step, replace(alone, **ELSEWHERE)]) == page
     assert cells_of(segments.render([alone])) == ["hifigan_u1", "float32, tf32", "32", "0.09", "-", "-", "-", "-"]
     older = timed("auto", 9.0, 9.0, time="2020-01-01T00:00:00Z")
     half = replace(timed("auto", 0.02, 0.05), dtype="bfloat16", precision="bfloat16")
@@ -260,11 +265,12 @@ def test_the_ladder_tells_what_each_rung_gained():
 
 def test_the_ladder_marks_times_of_frozen_weights():
     frozen = row(rung="k4_register_tile", ms_p50=8.0, weights="frozen")
-    lines = ladder.render([frozen, row(rung="k3_shared_tile", ms_p50=16.0)]).splitlines()
+    another = row("kb74", rung="k1_gather", time="2027-01-01T00:00:00Z")
+    lines = ladder.render([frozen, row(rung="k3_shared_tile", ms_p50=16.0), another]).splitlines()
     marked = [line for line in lines if "| kb64: 8 ms*, full precision" in line]
     assert len(marked) == 1
     assert "| kb64: 16 ms, full precision" in "\n".join(lines)
-    assert lines[-1].endswith(table.note([frozen]))
+    assert lines[-1].endswith(f"2026-01-02. {table.note([frozen])}")
 
 
 # --- ten layers, precisions -------------------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ def test_a_mistake_gets_one_line(capsys, what):
     "argv",
     [
         ["check", "--length", "x"],
+        ["explain", "kb64", "--length", "2**63"],
         ["sweep", "--min", "2**"],
         ["bench", "--dtype", "int8"],
         ["bench", "--direction", "backward"],

@@ -219,8 +219,9 @@ MEASURED = [
 ]
 
 
-def test_a_panel_of_the_figure_shows_a_decoders_modes():
-    figure = plotting.decoders(MEASURED)
+@pytest.mark.parametrize("other", [{}, {"gpu": "another", "time": "2027-01-01T00:00:00Z"}, {"seconds": 1.0}])
+def test_a_panel_of_the_figure_shows_a_decoders_modes(other):
+    figure = plotting.decoders([in_mode(**{"ms_p50": 1.0, "time": "2020-01-01T00:00:00Z"} | other), *MEASURED])
     first, other = figure.axes
     assert [axes.get_title() for axes in figure.axes] == ["DAC, 44.1 kHz", "Qwen2.5-Omni BigVGAN, 24 kHz"]
     assert [text.get_text() for text in first.get_yticklabels()] == [
@@ -231,7 +232,7 @@ def test_a_panel_of_the_figure_shows_a_decoders_modes():
     torchs, ours = first.lines
     assert (torchs.get_label(), *torchs.get_xdata()) == ("torch", *[40] * 4)
     assert (ours.get_label(), *ours.get_xdata()) == ("ours", *[10] * 4)
-    assert "random weights, frozen" in figure.get_supxlabel()
+    assert "random weights, frozen; 4 s of sound an input; NVIDIA H200" in figure.get_supxlabel().replace("\n", " ")
     (said,) = (legend.get_title().get_text().replace("\n", " ") for legend in figure.legends)
     assert said.endswith("0.8 (0.80 to 0.80) with alias-free activations, 4.0 (4.00 to 4.00) without")
 

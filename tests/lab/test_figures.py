@@ -10,7 +10,7 @@ from numba_tconv.kernels.k6_wgmma.choose import choose_whole, cost
 from numba_tconv.kernels.k6_wgmma.tile import configs
 from numba_tconv.lab.measure import search, workloads
 from numba_tconv.lab.report import figures as plotting
-from numba_tconv.lab.report.figures import by_rung
+from numba_tconv.lab.report.figures import by_rung, by_workload
 from numba_tconv.runtime.device import H200
 from tests.samples import SLOWER, ladder, row
 
@@ -21,6 +21,12 @@ def whole_ladder(workload="kb64", **values):
     """Rungs in full precision, and tensor-core rungs in TF32."""
     tensor = [row(workload, name, slower=slower, precision="tf32", **values) for name, slower in TENSOR.items()]
     return [*ladder(workload, **values), *tensor]
+
+
+@pytest.mark.parametrize(("slower", "said"), [((1.25, 2.5), "60%"), ((1.25, 2.0, 5.0), "50%")])
+def test_the_title_of_shares_has_their_median(slower, said):
+    rows = [row(name, slower=by) for name, by in zip(("kb64", "kb74", "kb79"), slower, strict=False)]
+    assert f"layers, at {said} of the roofline" in by_workload.finding(rows)
 
 
 def texts(figure):

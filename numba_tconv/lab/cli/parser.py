@@ -86,7 +86,9 @@ def whole_number(text: str) -> int:
     match = re.fullmatch(r"(\d{1,18})(?:\*\*(\d{1,2}))?", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number (as in 1024 or 2**10)")
-    return int(match[1]) ** int(match[2] or 1)
+    if (number := int(match[1]) ** int(match[2] or 1)) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text} is not below 2**63")
+    return number
 
 
 def positive(text: str) -> int:

@@ -26,7 +26,7 @@ def render(rows: Iterable[Row]) -> str:
     measured = list(latest(of_main_gpu(measured)).values())
     lines = markdown(["rung", "idea", "measured", "gain"], [_line(name, measured) for name in RUNGS], texts=3)
     shown = [row for name in RUNGS if (row := _own(name, measured))]
-    return f"{lines}\n\nForward, {where(measured)}. {note(shown)}".rstrip() if measured else lines
+    return f"{lines}\n\nForward, {where(shown)}. {note(shown)}".rstrip() if shown else lines
 
 
 def _line(name: str, measured: list[Row]) -> list[str]:

@@ -17,7 +17,7 @@ HEADER = ["layer@batch", "arithmetic", "L", "k6_wgmma, ms", "auto, ms", "torch, 
 
 def render(rows: Iterable[Row]) -> str:
     """Rows of ``auto`` and of k6_wgmma, which does not join."""
-    shown = of_main_gpu(list(latest(rows).values()))
+    shown = list(latest(of_main_gpu(rows)).values())
     if not shown:
         return ""
     timed = {(row.workload, row.dtype, row.precision, row.length, row.direction, row.rung): row for row in shown}

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from numba_tconv.lab.measure.rows import grouped
+from numba_tconv.lab.measure.rows import grouped, of_main_gpu
 from numba_tconv.lab.studies.decoder_modes import Timed, newest
 from numba_tconv.lab.studies.decoders import title
 
@@ -25,7 +25,7 @@ LABELS = {"float32": "TF32", "bfloat16": "bf16"}
 
 def decoders(timed: Iterable[Timed]) -> Figure | None:
     """A panel a decoder, a line a mode: torch's time and ours, the factor at the right."""
-    panels = grouped(newest(timed), lambda row: row.decoder)
+    panels = grouped(_alike(timed), lambda row: row.decoder)
     if not panels:
         return None
     columns = min(COLUMNS, len(panels))
@@ -52,11 +52,16 @@ def decoders(timed: Iterable[Timed]) -> Figure | None:
 
 def finding(timed: Iterable[Timed]) -> str:
     parts = []
-    for has_activations, rows in sorted(grouped(newest(timed), lambda row: row.activations > 0).items(), reverse=True):
+    for has_activations, rows in sorted(grouped(_alike(timed), lambda row: row.activations > 0).items(), reverse=True):
         gains = sorted(row.torch_ms_p50 / row.ms_p50 for row in rows)
         which = "with alias-free activations" if has_activations else "without"
         parts.append(f"{geometric_mean(gains):.1f} ({gains[0]:.2f} to {gains[-1]:.2f}) {which}")
     return "Whole decoders against torch's, times as fast: " + ", ".join(parts)
+
+
+def _alike(timed: Iterable[Timed]) -> list[Timed]:
+    groups = grouped(newest(of_main_gpu(timed)), lambda row: row.seconds)
+    return max(groups.values(), key=len, default=[])
 
 
 def _panel(axes: Axes, rows: list[Timed]) -> list[str]:
