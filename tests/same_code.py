@@ -54,9 +54,9 @@ k5_mma                tf32x3  kb64 kb74
 k5_mma                bf16    waveglow
 k5_mma                fp16    convtasnet
 k5_dmma               fp64    kb64 waveglow seamless_u1@1
-k6_wgmma              tf32    kb64 kb74 kb79 hifigan_u1
+k6_wgmma              tf32    kb64 kb74 kb79 hifigan_u1 oobleck_u1@1
 k6_wgmma              tf32x3  kb74 istft
-k6_wgmma              bf16    kb64 dac_u1 patch head
+k6_wgmma              bf16    kb64 dac_u1 patch head oobleck_u1@1
 k6_wgmma              fp16    waveglow
 depthwise             ieee    depthwise pqmf
 depthwise             bf16    depthwise pqmf

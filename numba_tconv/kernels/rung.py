@@ -21,7 +21,7 @@ class Step(NamedTuple):
     """A kernel that a rung launches.
 
     ``name``: "copy" (x in aligned rows), "planes" (its phases apart), "scale" and "pack" (weights), "main", "tail"
-    (each sample's last column), "add up" (partial sums)."""
+    (each sample's last column), "add up" (partial sums); "frozen" (of frozen weights, which are packed)."""
 
     name: str
     kernel: Kernel

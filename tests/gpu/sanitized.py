@@ -27,6 +27,7 @@ from numba_tconv.kernels.common.split_sums import split
 from numba_tconv.kernels.k4_register_tile import tile as k4_config
 from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.unpacked import with_unpacked
 from numba_tconv.lab.measure.fuzz import bound
 from numba_tconv.runtime import device
 from numba_tconv.selection.gradient import GRADIENTS
@@ -276,7 +277,15 @@ def cases() -> list[Forward | Gradient]:
     of_gradients = *_of_gradients(), *_of_gradients_on_tensor_cores()
     of_depthwise = (Forward(rung="depthwise", **case) for case in depthwise_cases())
     of_doubles = (Forward(rung="k5_dmma", **case) for case in double_cases(ROWS))
-    return [*_of_rows(), *of_doubles, *_of_split_sums(), *_on_cuda_cores(), *of_depthwise, *of_gradients]
+    return [
+        *_of_rows(),
+        *of_doubles,
+        *_of_split_sums(),
+        *_of_unpacked(),
+        *_on_cuda_cores(),
+        *of_depthwise,
+        *of_gradients,
+    ]
 
 
 def _of_rows():
@@ -311,6 +320,15 @@ def _of_split_sums():
     odd = Problem(2, 32, 3, 5, 21, padding=2, bias=True)
     tile = k4_config.tiny(split(odd, 2), torch.float32)[0]
     yield Forward("channels in parts", "k4_register_tile", odd, torch.float32, "ieee", config=replace(tile, splits=2))
+
+
+def _of_unpacked():
+    """k6 with unpacked weights: a lone last column apart, by each rest of the ring, and channels in parts."""
+    problem = Problem(1, 1024, 32, 16, 128, stride=8, padding=4, bias=True)
+    for dtype, precision in ((torch.float32, "tf32"), (torch.bfloat16, "bf16")):
+        for config in (*_highest(problem, precision), *k6_choose.split_configs(problem, precision)[2:3]):
+            if way := with_unpacked(split(problem, config.splits), config):
+                yield Forward("unpacked weights", "k6_wgmma", problem, dtype, precision, config=way)
 
 
 def _on_cuda_cores():

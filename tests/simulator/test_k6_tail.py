@@ -66,6 +66,27 @@ def test_the_last_columns_outputs(monkeypatch, name, precision):
     assert ((y - expected).abs() <= torch.finfo(dtype).eps / 2 * expected.abs() + 1e-4).all()
 
 
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("name", ["whole tiles", "groups"])
+def test_unpacked_weights_give_the_same_bits(monkeypatch, name, precision):
+    p = {"whole tiles": Problem(3, 32, 8, 16, 128, stride=8, padding=4, bias=True), **PROBLEMS}[name]
+    monkeypatch.setattr(k6_tail, "CHANNELS", 16)
+    monkeypatch.setattr(k6_tail, "INPUTS", 2 * k6_tail.THREADS)
+    dtype = DTYPES[precision]
+    config = next(c for c in k6_config.configs(p, precision) if c.tail)
+    assert p.kernel_size == config.tile.tap_chunk * p.stride
+    torch.manual_seed(p.length)
+    x, w, bias = (torch.randn(size).to(dtype) for size in (p.in_shape, p.weight_shape, p.out_channels))
+    stages = k6_config.channel_chunks(p, config)
+    packed = tensor_pack.packing_of(p, config.tile, "wgmma", stages, Layout.of(w))(w)
+    outputs = []
+    for one, weights in ((config, packed), (replace(config, unpacked=True), w)):
+        y = torch.full(p.out_shape, torch.nan, dtype=dtype)
+        k6_tail.prepare(p, one, x.shape, x.stride(), dtype, stages, True)(x, weights, bias, y)
+        outputs.append(y[:, :, k6_config.tail_column(p, config) * p.stride - p.padding :])
+    assert torch.equal(*outputs)
+
+
 def test_which_problems_leave_a_column_over():
     p = PROBLEMS["two taps"]
 

@@ -13,6 +13,7 @@ from numba_tconv.runtime.device import H200, Device
 
 from . import input as k6_input
 from .tile import BLOCKS, CONSUMERS, MOST_STAGES, Config, channel_chunks, column_tiles, configs, sample_columns
+from .unpacked import with_unpacked
 
 CLOCK = 1.755e6  # clocks a millisecond
 BANDWIDTH = 3.704e9  # bytes a millisecond
@@ -35,6 +36,7 @@ RUNS_ROW, HALVES, ROUNDS_ROW, IN_TURN = 81.8, 1.162, 48.7, 0.654
 PART, PART_ROW, PART_STAGE, PART_SHALLOW = 1500, 45, 200, 1.1
 TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms: a launch, a stage
 TENSOR = 0.5  # least PRODUCT of a part of the phases
+LARGE_WEIGHTS, FEW_PAIRS = 1 << 25, 2  # bytes from which, pairs of tiles up to which weights are unpacked
 
 
 def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
@@ -131,9 +133,23 @@ def choose_whole(problem: Problem, precision: str) -> Config | None:
     return min(configs(problem, precision), key=lambda config: cost(problem, config, H200), default=None)
 
 
-@lru_cache(maxsize=1024)
 def choose(problem: Problem, precision: str) -> Config | None:
-    """The cheapest configuration on ``H200``."""
+    """The cheapest configuration on ``H200``; weights are unpacked where packing costs more."""
+    config = choose_packed(problem, precision)
+    return config and (_unpacked(problem, config) or config)
+
+
+@lru_cache(maxsize=1024)
+def _unpacked(problem: Problem, config: Config) -> Config | None:
+    p = split(problem, config.splits)
+    pairs = -(-column_tiles(p, config) // config.regions)
+    large = math.prod(problem.weight_shape) * config.tile.itemsize >= LARGE_WEIGHTS
+    return with_unpacked(p, config) if large and pairs <= FEW_PAIRS else None
+
+
+@lru_cache(maxsize=1024)
+def choose_packed(problem: Problem, precision: str) -> Config | None:
+    """The cheapest configuration on ``H200`` for packed weights."""
     whole = choose_whole(problem, precision)
     if whole is None or (filled := share(problem, whole, H200)) >= 1:
         return whole

@@ -3,7 +3,8 @@
     x, w --TMA--> ring of stages in shared memory --window--> registers --wgmma--> sums --staging--> y
           producers (4 warps)                      consumers (2 x 128 threads)
 
-* schedule.py, producer.py, boxes.py: fill the ring, by boxes or, where samples share a window, by rows.
+* schedule.py, producer.py, boxes.py: fill the ring, by boxes or, where samples share a window, by rows. unpacked.py:
+  they order weights.
 * operands.py, mainloop.py: a lane's window of four columns serves all taps.
 * epilogue/: stages sums and writes aligned runs.
 * input.py copies what no tensor map describes. tail.py computes a lone last column.
@@ -25,7 +26,7 @@ from numba_tconv.kernels.common.packed_weights import packed_weights
 from numba_tconv.kernels.common.pipeline import FULL, Pipe, Slot, init_stage, release
 from numba_tconv.kernels.common.tensor_core.fragments import column_of
 from numba_tconv.kernels.common.tensor_core.outputs import Output, Runs, Thread
-from numba_tconv.kernels.common.tensor_core.rung import TensorRung
+from numba_tconv.kernels.common.tensor_core.rung import TensorRung, default_precision
 from numba_tconv.kernels.common.tensor_core.split_operand import scales_of
 from numba_tconv.kernels.common.tensor_core.tile import COLUMNS, SECTOR
 from numba_tconv.kernels.common.tensor_map import MAP_BYTES, publish
@@ -72,7 +73,7 @@ from .arguments import (
     signature_of,
 )
 from .boxes import place as byte_of
-from .choose import choose, cost
+from .choose import choose, choose_packed, cost
 from .epilogue import make_epilogue, make_extra_of, runs_of, slab_of
 from .input import copy_kernels
 from .mainloop import make_mainloop
@@ -82,6 +83,7 @@ from .producer import make_produce
 from .schedule import make_follow, make_locate
 from .tail import make_kernel as tail_kernel
 from .tile import BLOCKS, CONSUMERS, PRODUCERS, REGISTERS, THREADS, Config, configs, sample_columns
+from .unpacked import lies_well
 
 BULK = 1 << 15  # most bytes of a bulk copy
 SHARED_WINDOW, MOST_SLOWDOWN = 6, 3.0  # taps that last as long as a shared window; at most
@@ -118,7 +120,7 @@ def make_kernel(config: Config) -> Kernel:
     own_staging, extras_at, own_extras = config.own_staging, config.extras_at, config.extras
     block_sums, operands = rows // 2, parts * 2 * window
     all_sums, all_operands = BLOCKS * block_sums, unroll * operands
-    ahead = config.split_ahead
+    ahead, makes_ready = config.split_ahead, config.makes_ready
     exact = parts == 2
     all_totals = all_sums if exact else 1
     storage = ELEMENTS[tile.dtype].storage
@@ -154,13 +156,13 @@ def make_kernel(config: Config) -> Kernel:
         full, empty = int32(base + barriers_at), int32(base + barriers_at + 8 * most_stages)
         weights_full, product_turn = int32(empty + 8 * most_stages), int32(empty + 8 * most_stages + 8)
         staging_turn = int32(product_turn + 8 * CONSUMERS)
-        ready = int32(base + ready_at) if ahead else full
+        ready = int32(base + ready_at) if makes_ready else full
         inverses = int32(ready + 8 * most_stages)
         copied, read = Pipe(full, empty, window.stages), Pipe(ready, empty, window.stages)
         if thread == 0:
             for stage in range(most_stages):
                 init_stage(copied, stage, 1, 128 * CONSUMERS if paired else 128)
-                if ahead:
+                if makes_ready:
                     mbarrier_init(ready + 8 * stage, 32)
             mbarrier_init(weights_full, 1)
             for s in range(CONSUMERS):
@@ -325,13 +327,17 @@ class WarpgroupMatrix(TensorRung):
 
     def steps(self, config, problem, device=H200):
         copies = [Step("copy", kernel) for kernel in copy_kernels(problem, config)]
-        tail = [Step("tail", tail_kernel(config.tile))] if config.tail else []
+        tail = [Step("tail", tail_kernel(config.tile, config.unpacked))] if config.tail else []
         sums = split_sums.steps(config.splits, config.tile.dtype, early=True)
-        return [*copies, *super().steps(config, problem, device), *tail, *sums]
+        if not config.unpacked:
+            return [*copies, *super().steps(config, problem, device), *tail, *sums]
+        main = Step("main", self.kernel(config), self.shared_bytes(problem, config))
+        of_packed = self.steps(choose_packed(problem, config.tile.precision), problem, device)
+        return [*copies, main, *tail, *sums, *(step._replace(name="frozen") for step in of_packed)]
 
     def tile(self, config):
         c, tiles = config, "pairs of tiles" if config.paired else "tiles in turn"
-        weights = "resident" if c.resident else "streamed"
+        weights = "resident" if c.resident else "streamed as they lie" if c.unpacked else "streamed"
         stores = "in bulk by the copy engine" if c.bulk_channels and not c.by_lanes else "by the warps' stores"
         joined = "; samples joined beforehand" if c.joined else ""
         tail = "; a sample's last column apart, on CUDA cores" if c.tail else ""
@@ -354,14 +360,29 @@ class WarpgroupMatrix(TensorRung):
         return max(1.0, min(MOST_SLOWDOWN, SHARED_WINDOW / p.taps.taps_per_row))
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
-        plan = plan_of(make_kernel, problem, config, precision, x, w, bias is not None, y.offset % SECTOR)
+        precision = precision or default_precision(x.dtype)
+        config = config or choose(problem, precision)
+        if not config.unpacked:
+            return self._prepare(x, w, bias, y, problem, config)
+        of_packed = cache(lambda: self._prepare(x, w, bias, y, problem, choose_packed(problem, precision)))
+        if not lies_well(w):
+            return of_packed()
+        of_unpacked = self._prepare(x, w, bias, y, problem, config)
+
+        def either(x, w, bias, y):
+            (of_packed() if hasattr(w, "packings") else of_unpacked)(x, w, bias, y)  # frozen weights are packed
+
+        return either
+
+    def _prepare(self, x, w, bias, y, problem, config):
+        plan = plan_of(make_kernel, problem, config, x, w, bias is not None, y.offset % SECTOR)
         packing, launch, tail, copy, second = plan.packing, plan.launch, plan.tail, plan.copy, plan.second
         maps_room, ordinary = room((plan.map_bytes,), torch.uint8, x.index), launch.ordinary
 
         def fill(x, w, bias, y):
             # The launch writes maps before packing ends: packing must not read that memory.
             maps = maps_room()
-            packed, now = packed_weights(w, packing)
+            packed, now = packed_weights(w, packing) if packing else (w, False)
             (launch if now else ordinary)(maps, x, x.data_ptr(), packed, bias, y)
             if tail:
                 tail(x, packed, bias, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +12,7 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.split_sums import SecondStage, second_stage, split
 from numba_tconv.kernels.common.tensor_core.pack import TensorPacking, packing_of
-from numba_tconv.kernels.common.tensor_core.rung import by_vectors, default_precision
+from numba_tconv.kernels.common.tensor_core.rung import by_vectors
 from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS
 from numba_tconv.runtime import device
@@ -21,7 +22,7 @@ from numba_tconv.runtime.layout import Layout
 from . import tail as k6_tail
 from .arguments import Channels, Columns, Fetch, Grid, Input, Samples, Target, TensorMap, Weights
 from .boxes import geometry, template_map
-from .choose import choose, grid
+from .choose import grid
 from .input import input_of
 from .tile import WIDEST, Config, channel_chunks, column_tiles, sample_columns
 
@@ -32,7 +33,7 @@ NO_MAP = (0,) * MAP_WORDS
 class Plan:
     copy: Callable[[torch.Tensor], torch.Tensor] | None
     map_bytes: int
-    packing: TensorPacking
+    packing: TensorPacking | None  # None: weights are read as they lie
     launch: Prepared
     tail: Prepared | None
     second: SecondStage | None
@@ -42,19 +43,14 @@ class Plan:
 def plan_of(
     make_kernel: Callable[[Config], Kernel],
     problem: Problem,
-    config: Config | None,
-    precision: str | None,
+    config: Config,
     x: Layout,
     w: Layout,
     has_bias: bool,
     y_offset: int,
 ) -> Plan:
-    """The plan; without ``config`` the cost model chooses one.
-
-    ``y_offset``: bytes from a sector to y.
-    """
+    """The plan; ``y_offset``: bytes from a sector to y."""
     dtype = x.dtype
-    config = config or choose(problem, precision or default_precision(dtype))
     second = second_stage(problem, dtype, config.splits, has_bias, early=True)
     if second:
         has_bias, y_offset = False, 0  # torch's allocator aligns partial sums
@@ -74,8 +70,8 @@ def plan_of(
     if config.joined:  # one sample, with more zeros than a window
         samples = Samples(1, p.batch * columns, p.batch * columns + WIDEST, 0)
     whole_tiles = samples.columns % tile.advance == 0
-    packing = packing_of(p, tile, "wgmma", chunks, w)
-    packed = alike((packing.size,), dtype)
+    packing = None if config.unpacked else packing_of(p, tile, "wgmma", chunks, w)
+    packed = alike((packing.size if packing else math.prod(w.shape),), dtype)
     arguments = (
         TensorMap(template, room=GIVEN),
         Input(

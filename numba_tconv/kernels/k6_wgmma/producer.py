@@ -29,6 +29,7 @@ from .boxes import place
 from .schedule import make_locate, make_walk
 from .split_ahead import make_split_stage
 from .tile import PRODUCERS, Config
+from .unpacked import make_bring, make_order, run_of
 
 
 def make_window_start(config: Config, integer=int64):
@@ -167,6 +168,8 @@ def make_produce(config: Config):
     (fill_in_vectors, fill), window_start = make_fill(config), make_window_start(config)
     split_ahead, width, farthest = config.split_ahead, config.width, int64(1 << 20)
     split_stage = make_split_stage(config)
+    unpacked, run = config.unpacked, run_of(config)
+    bring, order = (make_bring(config), make_order(config)) if unpacked else (None, None)
 
     @device_function
     def produce(lane, warp, x, x_map, w, grid, in_per_group, pipe, base, shared, split):
@@ -199,6 +202,9 @@ def make_produce(config: Config):
                     tile_n[z], tile_j[z] = sample_of(column_tile + z, columns)
             channel0 = int32(int32(uint32(row_tile) // uint32(grid.group_tiles)) * in_per_group)
             weights = int64(row_tile) * (grid.tap_chunks * channel_stages) * (stage_weights // itemsize)
+            if unpacked:
+                group_tile = int32(uint32(row_tile) % uint32(grid.group_tiles))
+                weights = (int64(channel0) * grid.group_tiles + group_tile) * run
             chunk = int32(0)
             while chunk < grid.tap_chunks:
                 announced = own_weights
@@ -222,9 +228,13 @@ def make_produce(config: Config):
                                 cp_async_bulk_tensor_4d(
                                     base + at + z * region_bytes, x_map, begin, int32(0), row, sample[z], barrier
                                 )
-                        if streamed:
+                        if streamed and not unpacked:
                             cp_async_bulk(base + at + weights_at, w, weights + stage * (stage_weights // itemsize),
                                           stage_weights, barrier)  # fmt: skip
+                    if unpacked:
+                        cuda.syncwarp()
+                        runs_at = weights + int64(stage * depth) * grid.group_tiles * run
+                        bring(lane, base + at + weights_at + stage_weights, w, runs_at, grid.group_tiles, barrier)
                     z = int32(0)
                     while z < regions:
                         if not (by_box[0] if z == 0 else by_box[last]):
@@ -243,6 +253,10 @@ def make_produce(config: Config):
                     if split_ahead:
                         mbarrier_wait(barrier, parity ^ 1)
                         split_stage(lane, int32(base + at), int32(barrier - full), split, x.window, firsts, lasts)
+                    if unpacked:
+                        mbarrier_wait(barrier, parity ^ 1)
+                        ordered = int32(base + at + weights_at)
+                        order(lane, ordered + stage_weights, ordered, int32(split.ready + barrier - full))
                     at, barrier = int32(at + together * slot), int32(barrier + 8 * together)
                     ahead, stage = int32(ahead - together), int32(stage + together)
                     if ahead <= 0:

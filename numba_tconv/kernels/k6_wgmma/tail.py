@@ -5,6 +5,7 @@ few multiprocessors: long sums do not begin early."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.tensor_core.fragments import split_channel
 from numba_tconv.kernels.common.tensor_core.pack import WORDS, packed_size
 from numba_tconv.kernels.common.tensor_core.tile import Tile
-from numba_tconv.ptx import bits_of, device_function, f16_to_f32, griddepcontrol_wait, load_run, repeated
+from numba_tconv.ptx import bits_of, device_function, f16_to_f32, griddepcontrol_wait, load_run, repeated, round_tf32
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, named
 
@@ -64,10 +65,11 @@ class Pieces(NamedTuple):
     """A thread's next vectors of weights."""
 
     packed: object
-    first: int  # stage and tap, as a number of taps
+    first: int  # stage and tap, as a number of taps; unpacked: an index
     row: int
     piece: int
     parts: int  # to the thread's next piece
+    pitch: int  # unpacked: elements between channels
 
 
 class Products(NamedTuple):
@@ -86,11 +88,12 @@ class Multiply(NamedTuple):
     multiply_all: Callable
 
 
-def _make_multiply(tile: Tile) -> Multiply:
+def _make_multiply(tile: Tile, unpacked: bool) -> Multiply:
     rows, depth, taps, all_parts = tile.rows, tile.depth, tile.tap_chunk, tile.parts
     elements, vector = 16 // tile.itemsize, 16 // tile.operand_size
     block, load_weights = rows * depth // vector * elements, load_run(ELEMENTS[tile.dtype], elements)
     channels_on = tuple(map(split_channel, range(vector)))
+    widened, rounded = ELEMENTS[tile.dtype].load, tile.kind == "tf32"
 
     @device_function
     def load_piece(u, state):
@@ -100,6 +103,14 @@ def _make_multiply(tile: Tile) -> Multiply:
         for z in range(all_parts):
             own = (z * LOADS + u) * elements
             load_weights(products.weights[own : own + elements], pieces.packed, at + z * (taps * block), int32(0))
+
+    @device_function
+    def load_unpacked(u, state):
+        products, pieces = state
+        channel, at = int32((pieces.piece + u * pieces.parts) * vector), pieces.first + pieces.row
+        for q in range(vector):
+            weight = widened(pieces.packed[uint64(at + (channel + q) * pieces.pitch)])
+            products.weights[u * vector + q] = round_tf32(weight) if rounded else weight
 
     @device_function
     def multiply(u, state):
@@ -116,18 +127,20 @@ def _make_multiply(tile: Tile) -> Multiply:
             for z in range(SAMPLES):
                 totals[z] += weight * shared[at + channel * SAMPLES + z]
 
-    return Multiply(load_piece, multiply, repeated(load_piece, LOADS), repeated(multiply, LOADS))
+    load = load_unpacked if unpacked else load_piece
+    return Multiply(load, multiply, repeated(load, LOADS), repeated(multiply, LOADS))
 
 
 @cache
-def make_kernel(tile: Tile) -> Kernel:
+def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
     phases, channels, depth, taps, all_parts = tile.phases, tile.channels, tile.depth, tile.tap_chunk, tile.parts
     element, vector, all_weights = (
         ELEMENTS[tile.dtype],
         16 // tile.operand_size,
         tile.parts * LOADS * 16 // tile.itemsize,
     )
-    load, store, storage, share = element.load, element.store, element.storage, _make_multiply(tile)
+    load, store, storage, share = element.load, element.store, element.storage, _make_multiply(tile, unpacked)
+    kernel_size = taps * tile.stride
     load_piece, multiply, load_all, multiply_all = share.load, share.multiply, share.load_all, share.multiply_all
 
     def k6_tail(x, layer, y, sizes, tiles, last):
@@ -166,15 +179,20 @@ def make_kernel(tile: Tile) -> Kernel:
                         e = int32(e + LOADS * THREADS)
                     cuda.syncthreads()
                     first = (int64(row_tile) * tiles.stages + first_stage) * (all_parts * taps) + tap
+                    pitch = sizes.out_per_group * kernel_size
+                    if unpacked:
+                        own_channel = group * sizes.in_per_group + first_stage * depth
+                        own_run = (group_tile * channels + channel) * kernel_size - channel * phases
+                        first = own_channel * pitch + own_run + tap * phases
                     piece, pieces = int32(part), int32(stages * (depth // vector) if part < parts else 0)
                     products = Products(totals, weights, shared, inverse)
                     while piece + (LOADS - 1) * parts < pieces:
-                        load_all(int32(0), (products, Pieces(layer.packed, first, row, piece, parts)))
-                        multiply_all(int32(0), (products, Pieces(layer.packed, first, row, piece, parts)))
+                        load_all(int32(0), (products, Pieces(layer.packed, first, row, piece, parts, pitch)))
+                        multiply_all(int32(0), (products, Pieces(layer.packed, first, row, piece, parts, pitch)))
                         piece = int32(piece + LOADS * parts)
                     while piece < pieces:
-                        load_piece(int32(0), (products, Pieces(layer.packed, first, row, piece, parts)))
-                        multiply(int32(0), (products, Pieces(layer.packed, first, row, piece, parts)))
+                        load_piece(int32(0), (products, Pieces(layer.packed, first, row, piece, parts, pitch)))
+                        multiply(int32(0), (products, Pieces(layer.packed, first, row, piece, parts, pitch)))
                         piece = int32(piece + parts)
             first_stage = int32(first_stage + stages)
         cuda.syncthreads()
@@ -206,7 +224,7 @@ def make_kernel(tile: Tile) -> Kernel:
 
     layer = kind(Weights, packed=stored, bias=stored)
     signature = kind(Input, data=stored), layer, stored, *map(kind, (Sizes, RowTiles, LastColumn))
-    return Kernel("k6_tail", k6_tail, signature, THREADS, key=repr(tile))
+    return Kernel("k6_tail", k6_tail, signature, THREADS, key=f"{tile!r} {unpacked}" if unpacked else repr(tile))
 
 
 def prepare(
@@ -218,8 +236,9 @@ def prepare(
     p, tile, column = problem, config.tile, tail_column(problem, config)
     group_tiles, first_output = tile.row_tiles(p), column * p.stride - p.padding
     row_tiles = group_tiles * p.groups
-    packed = alike((packed_size(tile, row_tiles * stages),), dtype)
-    return make_kernel(tile).prepare(
+    packed_elements = math.prod(p.weight_shape) if config.unpacked else packed_size(tile, row_tiles * stages)
+    packed = alike((packed_elements,), dtype)
+    return make_kernel(tile, config.unpacked).prepare(
         -(-p.batch // SAMPLES) * row_tiles,
         Input(alike(x_shape, dtype, x_strides), *x_strides[:2]),
         Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, int(has_bias)),

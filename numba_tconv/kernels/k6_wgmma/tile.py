@@ -48,6 +48,7 @@ class Config:
     depths: int = 1  # of a stage: 1 or ``unroll``
     splits: int = 1
     tail: bool = False  # tail.py computes last columns
+    unpacked: bool = False  # producers order weights (unpacked.py)
 
     @property
     def compiled(self) -> Config:
@@ -64,6 +65,11 @@ class Config:
         """Producers split operands (split_ahead.py)."""
         tile = self.tile
         return tile.parts == 2 and (tile.tap_chunk >= FEWEST_TAPS_AHEAD or 4 + tile.halo > WINDOW_LIMIT["tf32x3"])
+
+    @property
+    def makes_ready(self) -> bool:
+        """Producers work on a stage that has arrived."""
+        return self.split_ahead or self.unpacked
 
     @property
     def regions(self) -> int:
@@ -95,7 +101,7 @@ class Config:
 
     def slot_of(self, region: int) -> int:
         """Bytes of a stage; ``region``: of a window."""
-        return self.regions * region + (0 if self.resident else self.stage_weights)
+        return self.regions * region + (0 if self.resident else self.stage_weights * (1 + self.unpacked))
 
     @property
     def slot(self) -> int:
@@ -185,13 +191,13 @@ class Config:
 
     @property
     def ready(self) -> int:
-        """Split ahead: an mbarrier and 8 bytes of inverse scales a stage."""
+        """If ``makes_ready``: an mbarrier and 8 bytes of inverse scales a stage."""
         return self.barriers + 8 * (2 * self.stages + 1 + 2 * CONSUMERS)
 
     @property
     def map(self) -> int:
         """The tensor map, behind mbarriers: two a stage, one for weights, two a warpgroup."""
-        return -(-(self.ready + 16 * self.stages * self.split_ahead) // 128) * 128
+        return -(-(self.ready + 16 * self.stages * self.makes_ready) // 128) * 128
 
     @property
     def shared_bytes(self) -> int:

@@ -26,7 +26,7 @@ def told(monkeypatch, problem, offset=0, has_bias=True, y_offset=0, splits=1):
     w = Layout.of(torch.empty(p.weight_shape, device="meta"))
     x = Layout.contiguous(p.in_shape, torch.float32, NO_GPU)._replace(offset=offset)
     config = replace(choose(p, "tf32"), splits=splits)
-    given = p, config, "tf32", x, w, has_bias, y_offset
+    given = p, config, x, w, has_bias, y_offset
     return config, plan.plan_of.__wrapped__(kernel.make_kernel, *given).launch.arguments
 
 
@@ -88,9 +88,34 @@ def test_only_weights_packed_in_the_call_take_the_early_launch(monkeypatch, now)
         done.append("early")
 
     launch.ordinary = lambda *_: done.append("ordinary")
-    of_all = SimpleNamespace(packing=None, launch=launch, map_bytes=0, tail=None, copy=None, second=None)
+    of_all = SimpleNamespace(packing=object(), launch=launch, map_bytes=0, tail=None, copy=None, second=None)
     monkeypatch.setattr(kernel, "plan_of", lambda *_: of_all)
     monkeypatch.setattr(kernel, "packed_weights", lambda w, _: (w, now))
     one, layout = torch.empty(1), Layout.contiguous((1, 1, 1), torch.float32, NO_GPU)
     kernel.WarpgroupMatrix().prepare(layout, layout, None, layout, Problem(1, 1, 1, 1, 1))(one, one, None, one)
     assert done == ["early" if now else "ordinary"]
+
+
+def test_weights_are_packed_where_they_are_frozen_or_lie_badly(monkeypatch):
+    p = Problem(1, 2048, 1024, 16, 256, stride=8, padding=4)
+    config, done = choose(p, "tf32"), []
+    assert config.unpacked
+    monkeypatch.setattr(kernel.WarpgroupMatrix, "_prepare", lambda *given: lambda *_: done.append(given[-1].unpacked))
+    x, w, y = (Layout.contiguous(shape, torch.float32, NO_GPU) for shape in (p.in_shape, p.weight_shape, p.out_shape))
+    ordinary, frozen = torch.empty(1), torch.empty(1)
+    frozen.packings = None
+    for laid_out in (w, w._replace(offset=8), w._replace(strides=(16, 2048 * 16, 1))):
+        launch = kernel.WarpgroupMatrix().prepare(x, laid_out, None, y, p, precision="tf32")
+        launch(ordinary, ordinary, None, ordinary)
+        launch(ordinary, frozen, None, ordinary)
+    assert done == [True, False, False, False, False, False]
+
+
+def test_unpacked_weights_are_told_as_they_lie(monkeypatch):
+    p = Problem(1, 2048, 1024, 16, 256, stride=8, padding=4)
+    config, (_, _, weights, *_) = told(monkeypatch, p, splits=choose(p, "tf32").splits)
+    assert config.unpacked
+    assert weights.packed.numel() == 2048 * 1024 * 16
+    steps = kernel.WarpgroupMatrix().steps(config, p)
+    assert [step.name for step in steps if step.name != "frozen"] == ["main", "tail", "add up"]
+    assert next(step.kernel.name for step in steps if step.name == "frozen") == "pack_weights"

@@ -16,10 +16,11 @@ from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Grid, Input, Samples, Window
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole
+from numba_tconv.kernels.k6_wgmma.unpacked import run_of, with_unpacked
 from tests.kernels.test_tensor_store import cast_quickly
 
 FULL, EMPTY, BASE, MAP = 100_000_000, 200_000_000, 1024, 1 << 40
-SPLIT = object()
+SPLIT = SimpleNamespace(ready=300_000_000)
 
 
 @dataclass
@@ -33,7 +34,9 @@ class Stage:
     filled: list = field(default_factory=list)
     fences: list = field(default_factory=list)  # of each, how many windows were filled before
     arrivals: list = field(default_factory=list)
-    landed: tuple = None  # what it waited for before it split the stage
+    landed: tuple = None  # what it waited for before it split or ordered the stage
+    runs: list = field(default_factory=list)  # of unpacked weights: where to, and the first's index
+    ordered: list = field(default_factory=list)
     split: list = field(default_factory=list)
 
 
@@ -57,6 +60,10 @@ def brought(monkeypatch):
         assert split is SPLIT
         stages[-1].split.append((int(at), int(slot), firsts.tolist(), lasts.tolist()))
 
+    def bring(lane, at, w, first, group_tiles, barrier):
+        assert barrier - FULL == stages[-1].waited[0] - EMPTY
+        stages[-1].runs.append((int(at), int(first)))
+
     cast_quickly(monkeypatch, k6_load, k6_schedule)
     for module in (k6_load, k6_schedule):
         monkeypatch.setattr(module, "device_function", lambda function: function)
@@ -65,6 +72,8 @@ def brought(monkeypatch):
         "elected": lambda: True,
         "mbarrier_wait": wait,
         "make_split_stage": lambda config: split_stage,
+        "make_bring": lambda config: bring,
+        "make_order": lambda config: lambda lane, *places: stages[-1].ordered.append(tuple(map(int, places))),
         "mbarrier_expect_tx": expect,
         "fence_async": lambda: stages[-1].fences.append(len(stages[-1].filled)),
         "mbarrier_arrive": lambda barrier: stages[-1].arrivals.append(int(barrier)),
@@ -104,7 +113,7 @@ def check_split(stage, at, slot, config, geometry, rows, early, length):
 
 # Resident and streamed weights; one window or two; one chunk of taps or several; missing channels in the unrolled
 # loop's last pass; groups of an odd number of depths; rows that begin alike or not; windows shared by samples; fewer
-# slots than producers; operands that these split.
+# slots than producers; operands that these split; weights that they order.
 @pytest.mark.parametrize("alike", [1, 4])
 @pytest.mark.parametrize(
     ("problem", "precision"),
@@ -119,10 +128,13 @@ def check_split(stage, at, slot, config, geometry, rows, early, length):
         (Problem(1, 80, 80, 1024, 63, stride=256), "tf32x3"),
         (Problem(2, 104, 16, 5, 999, dilation=3), "tf32x3"),
         (Problem(7, 32, 16, 8, 12, stride=2), "tf32x3"),
+        (Problem(2, 1024, 64, 8, 300, stride=4), "unpacked bf16"),
+        (Problem(2, 1024, 64, 16, 300, stride=8, groups=2), "unpacked tf32"),
     ],
 )
 def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
-    p, config = problem, choose_whole(problem, precision)
+    p, config = problem, choose_whole(problem, precision.split()[-1])
+    config = with_unpacked(p, config) if precision.startswith("unpacked") else config
     vector = 16 // config.tile.itemsize
     rows = Rows() if alike == 1 else Rows(alike, 3 * vector // alike, False)
     tile, g = config.tile, k6_box.geometry(config, rows)
@@ -181,6 +193,12 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
                 if config.split_ahead:
                     assert stage.landed == (barrier, k // g.stages % 2)
                     check_split(stage, at, 8 * slot, config, g, rows, early, p.length)
+                elif config.unpacked:
+                    assert stage.landed == (barrier, k // g.stages % 2)
+                    address, run = at + config.regions * g.region, run_of(config)
+                    first_run = (channel0 + s * config.depth) * group_tiles + row_tile % group_tiles
+                    assert stage.runs == [(address + config.stage_weights, first_run * run)]
+                    assert stage.ordered == [(address + config.stage_weights, address, SPLIT.ready + 8 * slot)]
                 else:
                     assert stage.landed is None
                     assert not stage.split
@@ -188,7 +206,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
                 assert sorted(stage.boxes) == sorted(tuple(map(int, box)) for box in expected)
                 source = ((row_tile * tap_chunks + chunk) * stages + s) * config.stage_weights // tile.itemsize
                 weights = [(at + config.regions * g.region, source, config.stage_weights, barrier)]
-                assert stage.weights == ([] if config.resident else weights)
+                assert stage.weights == ([] if config.resident or config.unpacked else weights)
                 copied = len(expected) * config.depth * g.pitch
                 assert stage.announced == copied + (0 if config.resident else config.stage_weights)
                 k += 1
