@@ -148,6 +148,20 @@ def test_compiles_without_a_break():
     assert torch.equal(ours, state)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_whole_stream_compiles_without_a_break(dynamic):
+    layer = layer_of(LAYERS[USUAL])
+
+    def streamed(x):
+        state = layer.initial_state(x.shape[0])
+        return torch.cat([layer.step(x[:, :, :2], state), layer.step(x[:, :, 2:], state)], dim=2)
+
+    compiled = torch.compile(streamed, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for slots in (3, 2):
+        x = torch.randn(slots, 4, 5)
+        torch.testing.assert_close(compiled(x), streamed(x))
+
+
 def test_the_operator_is_registered_as_torch_wants_it():
     s = stream(LAYERS[USUAL], 2, 4)
     arguments = s.x, s.state(), s.weight, s.bias, torch.tensor([True, False]), *s.parameters, "ieee"
@@ -253,6 +267,16 @@ def test_autocast_is_refused():
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="autocast"):
         streaming.step(**arguments)
     assert torch.equal(arguments["state"], before)
+
+
+def test_autocast_to_the_dtype_of_all_operands_changes_nothing():
+    s = stream(LAYERS[USUAL], 2, 3, torch.bfloat16)
+    state, again = s.state(), s.state()
+    operands = s.weight, s.bias, *s.parameters
+    expected = streaming.step(s.x, again, *operands)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(streaming.step(s.x, state, *operands), expected)
+    assert torch.equal(state, again)
 
 
 def test_a_gradient_is_no_error_without_grad_mode():
