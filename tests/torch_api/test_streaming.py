@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 
 import numba_tconv
 import reference.streaming
@@ -97,6 +97,19 @@ def test_a_weight_that_a_hook_computes_is_computed_for_a_step(norm, frozen):
     assert state.dtype == torch.float64
     y = layer.step(x, state)
     torch.testing.assert_close(y, other(x)[:, :, :6])
+
+
+class Halved(torch.nn.Module):
+    def forward(self, weight):
+        return weight.bfloat16()
+
+
+def test_a_state_has_the_dtype_that_a_parametrization_gives_the_weight():
+    layer = numba_tconv.ConvTranspose1d(4, 2, 4, 2, bias=False)
+    parametrize.register_parametrization(layer, "weight", Halved(), unsafe=True)
+    layer.requires_grad_(False)
+    x, state = torch.randn(1, 4, 3, dtype=torch.bfloat16), layer.initial_state(1)
+    assert torch.equal(layer.step(x, state), layer(x)[:, :, :6])
 
 
 def test_a_frozen_weight_is_not_computed_for_a_step(monkeypatch):
