@@ -143,6 +143,14 @@ def test_the_argument_keeps_its_name(make):
     assert torch.equal(torch.fx.symbolic_trace(nn.Sequential(module))(x), module(x))
 
 
+def test_an_activation_in_train_mode_is_refused_before_anything_is_converted():
+    model = nn.Sequential(Renamed(Snake(6)), nn.ConvTranspose1d(6, 4, 4)).eval()
+    model[0].train()
+    with pytest.raises(RuntimeError, match="0 is in train mode"):
+        convert(model, freeze=True)
+    assert [type(one) for one in model] == [Renamed, nn.ConvTranspose1d]
+
+
 @pytest.mark.parametrize("what", MODULES)
 def test_copies_and_frozen_modules(what):
     module, x = MODULES[what][0]().eval(), torch.randn(2, 6, 9)
