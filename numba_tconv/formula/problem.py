@@ -112,7 +112,7 @@ class Problem:
         """Which tap reaches which output."""
         return Taps(self.kernel_size, self.stride, self.dilation)
 
-    @cached_property
+    @property  # torch.compile cannot trace cached ones
     def out_length(self) -> int:
         """L_out, in samples."""
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import is_
 
@@ -110,10 +111,11 @@ def unfreeze(model: nn.Module) -> int:
     return len(layers)
 
 
-def check_frozen_mode(model: nn.Module) -> None:
+def check_frozen_mode(model: nn.Module, becomes_one: Callable[[nn.Module], bool] = lambda module: False) -> None:
     _check_module(model)
     for name, module in model.named_modules():
-        if module.training and (module is model or isinstance(module, (nn.ConvTranspose1d, Freezable))):
+        is_one = module is model or isinstance(module, (nn.ConvTranspose1d, Freezable))
+        if module.training and (is_one or becomes_one(module)):
             raise RuntimeError(f"{name or 'the model'} is in train mode: call eval() before it is frozen")
 
 

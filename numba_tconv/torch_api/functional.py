@@ -90,9 +90,9 @@ def conv_transpose1d(
 
     **Who computes.** This package computes CUDA tensors of float64, float32, float16 and bfloat16, on torch's current
     stream, without synchronising, and follows torch.autocast. torch computes CPU tensors, complex dtypes, empty
-    batches, zero output channels, gradients that no kernel suits, forward mode inside forward mode, and, below compute
-    capability 8.0, dense layers and bfloat16. Derivatives have any order, in reverse and forward mode and under
-    torch.func; vmap goes slice by slice.
+    batches, zero output channels, gradients that no kernel suits, functionalize, forward mode inside forward mode, and,
+    below compute capability 8.0, dense layers and bfloat16. Derivatives have any order, in reverse and forward mode and
+    under torch.func; vmap goes slice by slice.
 
     **Infinities and NaN** go where the definition sends them. Kernels that multiply zeros in place of absent values
     make more outputs of the sample NaN:
@@ -147,17 +147,18 @@ def _computed(input, weight, bias, parameters: Parameters, variant, precision) -
     if precision is not None and precision not in precisions:
         raise ValueError(f"unknown precision {precision!r}: {dtype} has {', '.join(precisions) or 'none to name'}")
 
-    nested = transforms.nests_forward_mode()
-    ours = _ours(input, weight, bias) and not nested
+    passed = transforms.nests_forward_mode() or transforms.is_functionalized()
+    ours = _ours(input, weight, bias) and not passed
     if not ours and (variant is not None or precision not in (None, *precisions[:1])):
         choice = f"variant {variant!r}" if variant is not None else f"precision {precision!r}"
         raise NotImplementedError(
-            f"{choice} needs dense CUDA tensors of {', '.join(map(str, PRECISIONS))}, outside of nested forward mode, "
+            f"{choice} needs dense CUDA tensors of {', '.join(map(str, PRECISIONS))}, "
+            "outside of nested forward mode and functionalize, "
             f"got {dtype} on {input.device}, which torch's own operator computes"
         )
     exported = variant is precision is None and is_exporting()
     if parts and not exported:
-        ours = ours or (_ours(input, weight, bias, cpu=True) and not nested)  # for `warm`
+        ours = ours or (_ours(input, weight, bias, cpu=True) and not passed)  # for `warm`
     if not ours or exported or _is_empty(input, weight):
         compute = torchs.forward if parts else torch.conv_transpose1d
         output = compute(input, weight, bias, *parameters)

@@ -82,7 +82,7 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
         """The state of new streams: zeros (batch_size, C_in, F)."""
         self._require_zeros()
         weight = self.weight
-        like = next(self.parameters(), weight)  # a weight that a hook computes moves at the next call
+        like = next(self.parameters(recurse=False), weight)  # a weight that a hook computes moves at the next call
         return streaming.initial_state(
             batch_size, weight, self.stride, self.dilation, dtype=like.dtype, device=like.device
         )

@@ -25,6 +25,7 @@ from torch.autograd import forward_ad
 
 from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
+from numba_tconv.formula.taps import Taps
 from numba_tconv.kernels.streaming import mma_tile, plan, tile
 from numba_tconv.runtime import device
 from numba_tconv.runtime.layout import Layout, layout_of
@@ -71,7 +72,7 @@ def initial_state(
 
 def kept_frames(problem: Problem) -> int:
     """F, the frames of a slot's state."""
-    return problem.taps.shift(problem.kernel_size - 1)
+    return Taps(problem.kernel_size, problem.stride, problem.dilation).shift(problem.kernel_size - 1)
 
 
 def step(
@@ -90,11 +91,11 @@ def step(
 
     Args:
         x: (N, C_in, T), T from 1 up, any strides.
-        state: (N, C_in, F), contiguous (see ``initial_state``); shares no memory with the other arguments.
+        state: (N, C_in, F), contiguous (see ``initial_state``); shares no memory with other arguments.
         weight: (C_in, C_out/groups, K), any strides.
         bias: (C_out,) or None. Each output has it once.
         stride, groups, dilation: as for ``conv_transpose1d``.
-        mask: (N,) bool, contiguous. Slots that are False keep their state, and their outputs are zeros.
+        mask: (N,) bool, contiguous. False slots keep their state and output zeros.
         precision: as for ``conv_transpose1d``, but a step in "tf32" may be exact.
 
     Concatenated steps are the first T*stride outputs of ``conv_transpose1d`` of all T frames without padding, within
@@ -108,7 +109,7 @@ def step(
     Raises:
         TypeError: an argument has a wrong type.
         RuntimeError: a shape, dtype, device or layout is wrong, state shares memory with another argument, a gradient
-            or a tangent is wanted, or torch.autocast would cast x. The state is unchanged.
+            or tangent is wanted, or torch.autocast would cast x. The state is unchanged.
         ValueError: the dtype does not have ``precision``.
     """
     for name, tensor in (("x", x), ("state", state), ("weight", weight), ("bias", bias), ("mask", mask)):
@@ -122,7 +123,7 @@ def step(
         for name, tensor in (("x", x), ("state", state), ("weight", weight), ("bias", bias)):
             if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
                 raise RuntimeError(f"a step has no derivative in forward mode, but {name} has a tangent")
-    if autocasts(x):
+    if autocasts(x) and x.dtype != torch.get_autocast_dtype(x.device.type):
         raise RuntimeError(
             "a step does not follow torch.autocast, which would change the dtype of x but not of the state: "
             "call it outside, with layer, x and state in one dtype"

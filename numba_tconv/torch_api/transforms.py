@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch._C._functorch import TransformType
 from torch._functorch import eager_transforms
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
 
 from . import fast_path as direct
@@ -58,6 +60,12 @@ def apply(operator: torch._ops.OpOverload, *arguments):
 def nests_forward_mode() -> bool:
     """Whether ``jvp`` would lose outer tangents."""
     return eager_transforms.JVP_NESTING > 1
+
+
+def is_functionalized() -> bool:
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return any(one.key() == TransformType.Functionalize for one in retrieve_all_functorch_interpreters())
 
 
 def _applied(operator: torch._ops.OpOverload, *arguments):

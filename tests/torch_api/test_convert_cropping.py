@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from numba_tconv import ConvTranspose1d, convert, freeze
 from numba_tconv.torch_api.convert.cropping import Cropping, layer_of
+from tests.published_activations import Snake, TorchActivation1d
 
 
 def of_transformers(name, cls):
@@ -117,6 +118,37 @@ def test_a_module_stays_what_it_is_but_for_the_crop(what):
     assert seen == [1]
     torch.testing.assert_close(module(x[..., :1]), of_one_frame)
     assert convert(module).cropping == 0
+
+
+class Renamed(TorchActivation1d):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states)
+
+
+@pytest.mark.parametrize("make", [MODULES["Mimi"][0], lambda: Renamed(Snake(6))], ids=["crop", "activation"])
+def test_the_argument_keeps_its_name(make):
+    module, x = make().double().eval(), torch.randn(2, 6, 9, dtype=torch.float64)
+    expected = module(hidden_states=x)
+    report = convert(module)
+    assert report.cropping + report.activations == 1
+    for one in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.testing.assert_close(one(hidden_states=x), expected)
+        assert torch.equal(one(x), one(hidden_states=x))
+        with pytest.raises(TypeError, match="'x'"):
+            one(x=x)
+    program = torch.export.export(module, (x,), dynamic_shapes={"hidden_states": {2: torch.export.Dim.AUTO}})
+    torch.testing.assert_close(program.module()(x[..., :5]), module(x[..., :5]))
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(hidden_states=x), module(x))
+    assert torch.equal(torch.fx.symbolic_trace(nn.Sequential(module))(x), module(x))
+
+
+def test_an_activation_in_train_mode_is_refused_before_anything_is_converted():
+    model = nn.Sequential(Renamed(Snake(6)), nn.ConvTranspose1d(6, 4, 4)).eval()
+    model[0].train()
+    with pytest.raises(RuntimeError, match="0 is in train mode"):
+        convert(model, freeze=True)
+    assert [type(one) for one in model] == [Renamed, nn.ConvTranspose1d]
 
 
 @pytest.mark.parametrize("what", MODULES)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 
 import numba_tconv
 import reference.streaming
@@ -99,6 +99,19 @@ def test_a_weight_that_a_hook_computes_is_computed_for_a_step(norm, frozen):
     torch.testing.assert_close(y, other(x)[:, :, :6])
 
 
+class Halved(torch.nn.Module):
+    def forward(self, weight):
+        return weight.bfloat16()
+
+
+def test_a_state_has_the_dtype_that_a_parametrization_gives_the_weight():
+    layer = numba_tconv.ConvTranspose1d(4, 2, 4, 2, bias=False)
+    parametrize.register_parametrization(layer, "weight", Halved(), unsafe=True)
+    layer.requires_grad_(False)
+    x, state = torch.randn(1, 4, 3, dtype=torch.bfloat16), layer.initial_state(1)
+    assert torch.equal(layer.step(x, state), layer(x)[:, :, :6])
+
+
 def test_a_frozen_weight_is_not_computed_for_a_step(monkeypatch):
     layer = parametrizations.weight_norm(layer_of(LAYERS[USUAL])).eval().requires_grad_(False)
     numba_tconv.freeze(layer)
@@ -146,6 +159,20 @@ def test_compiles_without_a_break():
     expected = two(s.x, state, mask)
     torch.testing.assert_close(torch.compile(two, backend="aot_eager", fullgraph=True)(s.x, ours, mask), expected)
     assert torch.equal(ours, state)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_whole_stream_compiles_without_a_break(dynamic):
+    layer = layer_of(LAYERS[USUAL])
+
+    def streamed(x):
+        state = layer.initial_state(x.shape[0])
+        return torch.cat([layer.step(x[:, :, :2], state), layer.step(x[:, :, 2:], state)], dim=2)
+
+    compiled = torch.compile(streamed, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for slots in (3, 2):
+        x = torch.randn(slots, 4, 5)
+        torch.testing.assert_close(compiled(x), streamed(x))
 
 
 def test_the_operator_is_registered_as_torch_wants_it():
@@ -253,6 +280,16 @@ def test_autocast_is_refused():
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="autocast"):
         streaming.step(**arguments)
     assert torch.equal(arguments["state"], before)
+
+
+def test_autocast_to_the_dtype_of_all_operands_changes_nothing():
+    s = stream(LAYERS[USUAL], 2, 3, torch.bfloat16)
+    state, again = s.state(), s.state()
+    operands = s.weight, s.bias, *s.parameters
+    expected = streaming.step(s.x, again, *operands)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(streaming.step(s.x, state, *operands), expected)
+    assert torch.equal(state, again)
 
 
 def test_a_gradient_is_no_error_without_grad_mode():

@@ -174,6 +174,21 @@ def test_a_gradient_in_nested_forward_mode_is_refused(device):
         func.jvp(inner, (w,), (w,))
 
 
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda f: func.functionalize(f),
+        lambda f: func.functionalize(func.grad(summed(f), (0, 1, 2))),
+        lambda f: func.grad(func.functionalize(summed(f)), (0, 1, 2)),
+        lambda f: func.functionalize(lambda *tensors: func.jvp(f, tensors, tensors)),
+    ],
+    ids=["alone", "of a gradient", "inside a gradient", "of forward mode"],
+)
+def test_functionalize(agree, transformed):
+    """Functions of autograd have no rule for it."""
+    agree(lambda f, tensors: transformed(f)(*tensors), PROBLEMS[0])
+
+
 @problems
 def test_gradients_for_each_sample(agree, problem):
     def per_sample(f, tensors):

@@ -83,7 +83,7 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if freeze:
-        check_frozen_mode(model)
+        check_frozen_mode(model, activations.is_one)
     replaced, activations_replaced, cropping_replaced, left = 0, 0, 0, {}
     for name, module in model.named_modules():
         if not isinstance(module, AliasFreeActivation) and activations.is_one(module):

@@ -16,12 +16,20 @@ HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pr
 def counterpart(base: type, cls: type) -> type:
     """A subclass of ``cls``, with its name and the ``forward`` of ``base``."""
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__reduce_ex__": _reduce}
+    (argument,) = _arguments(cls)
+    if argument != "x":
+        names["forward"] = eval(f"lambda self, {argument}: forward(self, {argument})", {"forward": base.forward})
     return type(cls.__name__, (base, cls), names)
+
+
+def _arguments(cls: type) -> list[str]:
+    _, *names = inspect.signature(cls.forward).parameters
+    return names
 
 
 def other_arguments(module: torch.nn.Module) -> str | None:
     """Why the ``forward`` of ``module`` is no function of one tensor; None if it is."""
-    _, *names = inspect.signature(type(module).forward).parameters
+    names = _arguments(type(module))
     if len(names) != 1:
         return f"its forward takes {', '.join(names) or 'nothing'}, where this package's takes x"
     return None
