@@ -27,7 +27,7 @@ def directory() -> Path | None:
         return Path(chosen) if chosen else None
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba_tconv"
-    except RuntimeError as error:  # no home
+    except RuntimeError as error:
         _warn_once("~/.cache", str(error))
         return None
 
