@@ -49,7 +49,7 @@ from .copies import (
     st_shared_v2_f32,
     take,
 )
-from .core import SIMULATOR, device_function, elected, nounroll, recomputed, repeated
+from .core import OPTIONS, SIMULATOR, device_function, elected, nounroll, recomputed, repeated
 from .grids import griddepcontrol_launch_dependents, griddepcontrol_wait
 from .memory import ld_global_vector, ld_shared_st_global_if, st_global_if, st_global_vector
 from .mma import (
@@ -80,6 +80,7 @@ from .unrolled.windows import GRANULE, copy_vectors, multiply_window, spread, st
 
 __all__ = [
     "GRANULE",
+    "OPTIONS",
     "SIMULATOR",
     "add_vectors",
     "barrier_sync",

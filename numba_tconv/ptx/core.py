@@ -11,6 +11,7 @@ if SIMULATOR:
     from .simulator.blocks import mend
 
     mend()
+OPTIONS = {"debug": False, "opt": True}  # in any environment
 SHARED = 3  # LLVM's address space
 i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 f32, f64 = ir.FloatType(), ir.DoubleType()
@@ -109,8 +110,10 @@ def word(text, *kinds, meaning=no_meaning):
 
 
 def device_function(function):
-    """Decorator: an inlined device function. Numba's own inlining compiles more slowly."""
-    return cuda.jit(device=True)(function) if SIMULATOR else cuda.jit(device=True, forceinline=True)(function)
+    """Decorator: an inlined device function. Numba's inlining compiles slower."""
+    if SIMULATOR:
+        return cuda.jit(device=True)(function)
+    return cuda.jit(device=True, forceinline=True, **OPTIONS)(function)
 
 
 def repeated(function, count):

@@ -21,11 +21,15 @@ LAYERS = ("formula", "ptx", "runtime", "kernels", "gradients", "selection")
 
 
 def directory() -> Path | None:
-    """The cache's directory, or None if the cache is off."""
+    """The cache's directory; None: the cache is off."""
     chosen = os.environ.get("NUMBA_TCONV_CACHE")
     if chosen is not None:
         return Path(chosen) if chosen else None
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba_tconv"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba_tconv"
+    except RuntimeError as error:
+        _warn_once("~/.cache", str(error))
+        return None
 
 
 @cache
@@ -60,7 +64,8 @@ def writable() -> Path:
     """The directory, created if missing. Raises RuntimeError if the cache is off, OSError if it cannot be written."""
     folder = directory()
     if folder is None:
-        raise RuntimeError("the cache of compiled kernels is off: NUMBA_TCONV_CACHE is empty")
+        why = "there is no home directory" if "NUMBA_TCONV_CACHE" not in os.environ else "NUMBA_TCONV_CACHE is empty"
+        raise RuntimeError(f"the cache of compiled kernels is off: {why}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

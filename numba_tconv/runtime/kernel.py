@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numba import cuda, types
 
-from numba_tconv.ptx import SIMULATOR
+from numba_tconv.ptx import OPTIONS, SIMULATOR
 
 from . import cache
 from .launch import Config, Launch, launch_kernel
@@ -111,7 +111,7 @@ class Kernel:
         bounds = (self.threads, self.min_blocks)
         with _no_collection(), _compiling_for(cc), remembered_call_types(), shortened():
             ptx, _ = cuda.compile_ptx(
-                self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath
+                self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath, **OPTIONS
             )
         # Early launches exist from 9.0 on.
         return ptx if cc >= (9, 0) else re.sub(r"griddepcontrol\.\w+;", "", ptx)

@@ -13,6 +13,7 @@ import torch
 
 from numba_tconv import __version__, explain
 from numba_tconv.lab.cli import commands
+from numba_tconv.lab.cli.parser import main
 from numba_tconv.lab.machine_code import inspection
 from numba_tconv.lab.measure import accuracy, bench, check, mismatch, rows, workloads
 from numba_tconv.lab.measure import contestants as named
@@ -260,6 +261,11 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 141
+
+
+def test_a_closed_output_is_none(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["workloads"]) == 0
 
 
 def test_info_tells_versions(capsys):

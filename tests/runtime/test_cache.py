@@ -79,6 +79,22 @@ def test_an_empty_name_turns_it_off(monkeypatch, folder):
     assert not folder.exists()
 
 
+def test_without_a_home_it_is_off(monkeypatch):
+    """As of a container's user whom the system does not know."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(cache.Path, "home", no_home)
+    monkeypatch.delenv("NUMBA_TCONV_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.warns(UserWarning, match=r"are not kept in ~/.cache, .*: Could not determine"):
+        assert cache.ptx("k", "a", CC, Compiler()) == "// code\n"
+    assert not cache.holds("k", "a", CC)
+    with pytest.raises(RuntimeError, match="is off: there is no home directory"):
+        cache.writable()
+
+
 def test_nothing_half_written_is_left_behind(folder):
     class Interrupted(Compiler):
         def __call__(self):

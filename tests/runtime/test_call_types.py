@@ -1,7 +1,10 @@
 """What Numba is asked while a kernel compiles, and that it is answered as without."""
 
 import operator
+import os
 import re
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -67,15 +70,32 @@ def test_it_ends_with_what_it_surrounds(add):
     assert type(add).get_call_type is before
 
 
+def new_kernel():
+    config = RUNGS["k3_shared_tile"].config(workloads.get("kb64").problem, torch.float32, "ieee")
+    return k3_shared_tile.make_kernel.__wrapped__(config)
+
+
+def nameless(ptx):
+    """Without the names that Numba numbers."""
+    return re.sub(r"[\w$]*numba_tconv[\w$]*|_cudapy_smem_\d+", "name", ptx)
+
+
+@pytest.mark.parametrize("variable", ["NUMBA_CUDA_DEBUGINFO=1", "NUMBA_OPT=0"])
+def test_kernels_are_the_same_whatever_numba_is_told(variable):
+    """They would be refused, or kept without optimisation for later processes."""
+    script = "from tests.runtime.test_call_types import *; print(nameless(new_kernel().ptx((9, 0, 'a'))))"
+    environment = os.environ | dict([variable.split("=")])
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip() == nameless(new_kernel().ptx((9, 0, "a"))).rstrip()
+
+
 @pytest.mark.parametrize("patch", ["remembered_call_types", "shortened"])
 def test_kernels_are_the_same(patch, monkeypatch):
-    """But for the names that Numba numbers."""
-    problem = workloads.get("kb64").problem
-    config = RUNGS["k3_shared_tile"].config(problem, torch.float32, "ieee")
-    kernels = (k3_shared_tile.make_kernel.__wrapped__(config) for _ in range(2))
+    """But for names."""
 
     def ptx():
-        return re.sub(r"[\w$]*numba_tconv[\w$]*|_cudapy_smem_\d+", "name", next(kernels).ptx((9, 0, "a")))
+        return nameless(new_kernel().ptx((9, 0, "a")))
 
     @contextmanager
     def as_ever():

@@ -43,3 +43,42 @@ def test_it_can_be_turned_off(monkeypatch, capsys):
     monkeypatch.setenv("TQDM_DISABLE", "1")
     assert list(progress_of.progress(range(3), "kernels")) == [0, 1, 2]
     assert capsys.readouterr() == ("", "")
+
+
+class Log:
+    """As programs put it in the place of sys.stderr."""
+
+    def __init__(self):
+        self.lines = []
+
+    def write(self, text):
+        self.lines.append(text)
+
+    def flush(self):
+        pass
+
+
+def test_a_log_gets_the_line(monkeypatch):
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    monkeypatch.setattr(progress_of.sys, "stderr", log := Log())
+    assert list(progress_of.progress(range(3), "kernels")) == [0, 1, 2]
+    assert "".join(log.lines) == "kernels ...\n"
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+class Full(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("stream", [None, closed(), Full()], ids=["none", "closed", "full"])
+def test_without_a_stream_that_takes_it_nothing_is_shown(monkeypatch, capsys, stream):
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    monkeypatch.setattr(progress_of.sys, "stderr", stream)
+    assert list(progress_of.progress(range(3), "kernels")) == [0, 1, 2]
+    assert capsys.readouterr().out == ""

@@ -42,6 +42,21 @@ def test_a_block_has_one_array(slow_allocation):
     assert result[0] == THREADS * (THREADS - 1) / 2
 
 
+def test_what_nobody_wrote_is_nan():
+    """It shows where it is used; a remnant of other memory may even be out of a function's range."""
+
+    @cuda.jit
+    def read(result):
+        shared = cuda.shared.array(THREADS, dtype=float32)
+        shared[0] = 1
+        for z in range(THREADS):
+            result[z] = shared[z]
+
+    result = np.zeros(THREADS)
+    read[1, 1](result)
+    assert np.isnan(result).tolist() == [False] + [True] * (THREADS - 1)
+
+
 PUT = """
 @cuda.jit(device=True)
 def put(value):

@@ -65,7 +65,8 @@ def main(argv: list[str] | None = None) -> int:
         if data not in (None, DATA) and not data.is_dir():
             raise commands.Mistake(f"there is no folder {data}")
         code = arguments.command(arguments) or 0
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
         return code
     except (commands.Mistake, rows.RowsError) as error:
         print(f"numba_tconv: {error}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """Patches of the CUDA simulator, whose threads are Python threads.
 
-* Its ``cuda.shared.array`` may give concurrent threads an array each. Here the first allocates it.
+* Its ``cuda.shared.array`` may give concurrent threads an array each. Here the first allocates NaN.
 * Its polling starves new threads. Here threads are reused, and pass the turn at a barrier or their end.
 * Its device functions patch their module in every call. Here a launch patches all. Plain numbers convert directly."""
 
@@ -34,6 +34,7 @@ def array(shared: FakeCUDAShared, shape, dtype, alignment=None):
         if place not in shared._allocations:
             kind = numpy_support.as_dtype(dtype) if isinstance(dtype, types.Type) else dtype
             shared._allocations[place] = np.empty(shape, kind)
+            shared._allocations[place].view(np.uint8).fill(0xFF)
         return shared._allocations[place]
 
 
