@@ -1,5 +1,6 @@
 """Which rung computes an unnamed call: by problem, GPU and precision."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -265,3 +266,10 @@ def test_the_gradient_for_the_input_of_few_channels_is_for_warpgroups_too(worklo
     """Its tiles have 32 rows, and rows begin anywhere: k5 would copy them by elements."""
     config = GRADIENTS["grad_input_planes"].config(workloads.get(workload).problem, dtype, H200, precision)
     assert config.rung == "k6_wgmma"
+
+
+def test_a_kernel_of_millions_of_taps_is_chosen_for_at_once():
+    problem, begun = Problem(2, 64, 64, 2**23, 1000), time.process_time()
+    assert name(problem, torch.bfloat16, "bf16", H200) == "k6_wgmma"
+    assert ops.gradient_precision("grad_weight", problem, torch.bfloat16, "bf16", H200) == "bf16"
+    assert time.process_time() - begun < 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from functools import lru_cache
+from itertools import takewhile
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core.rung import by_vectors, contiguous_rows
@@ -60,7 +61,7 @@ def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
             chunk * products <= MOST_PRODUCTS[base.parts] and window <= WINDOW_LIMIT[base.parts] and short
         )
 
-    fitting = [chunk for chunk in range(1, t.taps_per_row + 1) if fits(chunk)]
+    fitting = list(takewhile(fits, range(1, t.taps_per_row + 1)))
     if fitting[-1] == t.taps_per_row:
         return fitting[-1]
 

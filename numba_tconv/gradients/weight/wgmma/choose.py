@@ -106,7 +106,7 @@ def candidates(problem: Problem, precision: str, alike: int) -> Iterator[Config]
     if alike > ALIGNMENT // WORD and window.stride == 1:
         return  # rows begin within a word
     read = precision, window, max(1, alike), clears
-    for tap_chunk in range(1, t.taps_per_row + 1):
+    for tap_chunk in range(1, min(t.taps_per_row, MOST_SUMS // 4) + 1):
         if window.stride == 1 and tap_chunk < t.taps_per_row and tap_chunk * t.step % 2:
             continue  # words would begin at even elements in one chunk, at odd ones in the next
         yield from _sized(problem, Config(*read, tap_chunk, 0, 0, False))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 
 import torch
 
@@ -232,7 +233,7 @@ def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
     t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
     most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
-    fitting = [c for c in range(1, most + 1) if c == 1 or 4 + -(-(c - 1) * t.step // 4) * 4 <= limit]
+    fitting = [1, *takewhile(lambda c: 4 + -(-(c - 1) * t.step // 4) * 4 <= limit, range(2, most + 1))]
     if fitting[-1] == t.taps_per_row:
         return fitting[-1]
 
