@@ -1,7 +1,6 @@
-"""k2: one thread an output, and only the taps that reach it.
+"""k2: one thread an output, and only the taps that reach it (formula/taps.py).
 
-A phase's taps are an arithmetic progression (formula/taps.py), so the loop has no test. A warp's outputs are
-consecutive: stores and loads of x coalesce, loads of w hit one cache line.
+A warp's outputs are consecutive: stores and loads of x coalesce, loads of w hit one cache line.
 
 Measured (H200, kb64, float32): 154 ms, 8.3 times k1."""
 

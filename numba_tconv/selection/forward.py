@@ -91,7 +91,7 @@ def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device
 
 
 def _misfit(rung: Rung, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
-    """Why an able ``rung`` does not suit the problem, or None."""
+    """Why an able ``rung`` does not suit the problem."""
     if rung.name == "depthwise":
         return "it is for weights that its registers hold, for short sums, and for what no rung above k3 takes"
     return rung.unsuited(problem, dtype, precision, device)

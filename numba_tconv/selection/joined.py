@@ -38,7 +38,7 @@ class Joined(NamedTuple):
 def joined(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Joined | None:
     """The joined signal; None if each signal is computed by itself. ``precision``: as for ``arithmetic``.
 
-    Zeros between signals keep their outputs apart. Copies of x and y take up to MOST_BYTES.
+    Zeros between signals keep their outputs apart.
     """
     p = problem
     if p.batch < 2 or not p.out_length or p.dilation > 1 or p.kernel_size < p.stride:

@@ -1,4 +1,4 @@
-"""``warm``: kernels compiled ahead."""
+"""``warm``."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ LEAST_OUTPUTS = 64  # of a tile
 
 
 def reason(sizes: AliasFree) -> str | None:
-    """Why no launch computes the gradients, or None."""
+    """Why no launch computes the gradients."""
     if sizes.length > MOST_LENGTH:
         return f"they take rows of up to {MOST_LENGTH} samples"
     if sizes.rows * (sizes.length // LEAST_OUTPUTS + 2) > MOST_BLOCKS:

@@ -1,6 +1,6 @@
 """grad_input_depthwise: few channels a group.
 
-A thread computes neighbouring positions from a run of grad_output, in 16-byte vectors, with weights in registers.
+A thread computes neighbouring positions from a run of grad_output, in 16-byte vectors.
 """
 
 from __future__ import annotations

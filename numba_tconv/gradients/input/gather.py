@@ -1,4 +1,4 @@
-"""grad_input_gather: one thread an element; any problem, any GPU.
+"""grad_input_gather: one thread an element.
 
 Element i meets the outputs ``i*stride - padding + k*dilation``; the range of k is known before the loops."""
 

@@ -20,7 +20,7 @@ MOST_BLOCKS = 2**31 - 1
 
 
 def reason(sizes: AliasFree, config: Config) -> str | None:
-    """Why no launch computes ``sizes``, or None."""
+    """Why no launch computes ``sizes``."""
     if sizes.length > MOST_LENGTH:
         return f"it takes rows of up to {MOST_LENGTH} samples"
     if sizes.rows > MOST_BLOCKS:

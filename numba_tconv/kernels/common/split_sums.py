@@ -43,7 +43,7 @@ def split(problem: Problem, splits: int) -> Problem:
 
 
 def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
-    """Estimated milliseconds of the second stage; outputs have ``itemsize`` bytes."""
+    """An estimate; outputs have ``itemsize`` bytes."""
     if splits == 1:
         return 0.0
     moved = 4 * partial_sums(problem, splits) + itemsize * partial_sums(problem, 1)

@@ -89,11 +89,10 @@ class LoadBox(NamedTuple):
 
     ``left``: (input, output channels) from there.
 
-    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies by all threads and waits; returns the Pitch.
-      Missing weights keep old content.
-    * ``at(pitch, k, channel, tap, phase)``: index in ``shared``.
-    * ``limits(first, row, left, kernel_size)``: how many weights exist.
-    * ``within(limits, k, channel, tap, phase)``: whether one exists."""
+    * ``load`` copies by all threads and waits; returns the Pitch. Missing weights keep old content.
+    * ``at``: a weight's index in ``shared``.
+    * ``limits``: how many weights exist.
+    * ``within``: whether a weight exists."""
 
     load: Callable
     at: Callable

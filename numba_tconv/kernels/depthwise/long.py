@@ -95,8 +95,8 @@ def make_fill(config: LongConfig):
 class CopyWeights(NamedTuple):
     """Copies of BATCH weights, every ``threads``-th from ``first``.
 
-    * ``fetch(raw, w, group_offset, first)`` loads them.
-    * ``put(weights, raw, first)`` converts and stores them by (input channel, tap, output channel)."""
+    * ``fetch`` loads them.
+    * ``put`` converts and stores them by (input channel, tap, output channel)."""
 
     fetch: Callable
     put: Callable

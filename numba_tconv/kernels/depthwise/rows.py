@@ -42,7 +42,7 @@ class Meeting:
 
 
 def reason(problem) -> str | None:
-    """Why no depthwise kernel takes ``problem``, or None."""
+    """Why no depthwise kernel takes ``problem``."""
     if max(problem.in_channels_per_group, problem.out_channels_per_group) > MOST_CHANNELS:
         return f"it takes up to {MOST_CHANNELS} input and {MOST_CHANNELS} output channels a group"
     if problem.kernel_size > MOST_TAPS:

@@ -1,8 +1,7 @@
 """Configurations.
 
 In every rung m counts rows (output channel, phase), n columns (positions of all samples end to end), k input channels.
-A block has ``block_m x block_n`` sums and ``block_k`` channels a stage; a warp ``lanes_m`` by ``32 / lanes_m`` threads,
-a thread ``thread_m x thread_n`` sums."""
+A block has ``block_m x block_n`` sums, divided as WarpTile describes, and ``block_k`` channels a stage."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 
 def _first_stage_ms(problem: Problem, config: Config, device: Device) -> float:
-    """Predicted milliseconds; ``problem``: split."""
+    """``problem``: split."""
     p, tile = problem, config.tile
     stages = tile.tap_chunks(p) * channel_chunks(p, config)
     row_products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows

@@ -42,9 +42,9 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
     """Build the load of a lane's window as operands: two rows of ``window`` registers, four of split operands.
 
     Register (h, q) holds column q of channel t + 4*h or, in 16 bits, of 2*t + 8*h and the next. With q = halo - shift +
-    2*block + half it is register 2*h + half of A (tensor_core/fragments.py). Split operands have channels t, t + 4,
-    t + 8 and t + 12; split ahead, hi and lo of the first two, then of the others. Only then may ``first`` and ``end``,
-    multiples of four, limit the columns.
+    2*block + half it is register 2*h + half of A (tensor_core/fragments.py). Split operands have the channels of
+    fragments.split_channel; split ahead, hi and lo of the first two, then of the others. Only then may ``first`` and
+    ``end``, multiples of four, limit the columns.
 
     ``offset``: bytes from the first stage, a multiple of 16. View.together is 4, 2 or 1, or ALIGNED: rounded, 16-byte
     aligned rows. Returns the products' factor; 1 unless the lane splits."""

@@ -1,4 +1,4 @@
-"""The kernel of depthwise steps: a thread has a slot and a channel, with its state.
+"""The kernel of depthwise steps (kernels/README.md).
 
     state, x, w --loads that do not wait for each other--> registers --> y, new state
 
@@ -44,7 +44,7 @@ class Config:
 
 
 def reason_against(problem: Problem) -> str | None:
-    """Why the kernel does not compute the step; None if it does."""
+    """Why the kernel does not compute the step."""
     p = problem
     if p.in_channels_per_group != 1 or p.out_channels_per_group != 1:
         return "it takes one channel a group"

@@ -1,7 +1,7 @@
 """The kernel of a step by columns: weights as they lie and the frames of all slots (drawing: kernels/README.md).
 
-A thread owns an output channel and a tap, and loads each weight once. Sums of SUM_CHANNELS input channels are added in
-the order of k2_polyphase, so steps give its bits on the whole signal, whatever the frames, slots and mask.
+Sums of SUM_CHANNELS input channels are added in the order of k2_polyphase, so steps give its bits on the whole signal,
+whatever the frames, slots and mask.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def is_live(mask, n):
 
 
 def make_read(config: Config):
-    """Build ``read(frames, x, state, first_channel, channels, first_slot, first_frame, stream)``.
+    """Build ``read``: copies a block's frames, converted, to shared memory ``frames`` (input channels, window, slots).
 
-    It copies a block's frames, converted, to shared memory (input channels, window, slots), with zeros after the last.
+    Zeros follow the last frame.
     """
     element, threads, window = ELEMENTS[config.dtype], config.threads, config.window
     slots, kept, in_per_group = config.slots, config.kept, config.in_per_group
@@ -79,10 +79,10 @@ def make_read(config: Config):
 
 
 def make_multiply(config: Config):
-    """Build ``multiply(sums, now, after, frames, at, w, offset, count)``.
+    """Build ``multiply``: sums a column over ``count`` input channels.
 
-    It sums a column over ``count`` input channels: weights from ``offset`` of ``w`` on, frames from element ``at`` of
-    shared memory on. ``now`` and ``after``: ``ahead`` weights each, multiplied and loaded.
+    Weights from ``offset`` of ``w`` on, frames from element ``at`` of shared memory on. ``now`` and ``after``:
+    ``ahead`` weights each, multiplied and loaded.
     """
     element, ahead, all_sums = ELEMENTS[config.dtype], config.ahead, config.sums
     load, accumulator, pitch = element.load, element.accumulator, config.window * config.slots
@@ -118,10 +118,9 @@ def make_multiply(config: Config):
 
 
 def make_keep(config: Config):
-    """Build ``keep(x, state, mask, first_channel, channels, first_slot, stream)``.
+    """Build ``keep``: writes a block's part of the new state.
 
-    It writes a block's part of the new state. One thread a row goes forward, so that it reads a frame before it
-    overwrites it.
+    One thread a row goes forward, so that it reads a frame before it overwrites it.
     """
     threads, slots, kept = config.threads, config.slots, config.kept
     in_per_group, most = config.in_per_group, config.group_count * config.in_per_group

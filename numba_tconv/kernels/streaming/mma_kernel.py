@@ -46,7 +46,7 @@ load_rows, load_few_rows, load_columns = ldmatrix(4), ldmatrix(2), ldmatrix(4, t
 
 
 def make_multiply(config: Config):
-    """Build ``multiply(acc, rows, weights, frames, shift)``, which adds a warp's products of a stage.
+    """Build ``multiply``: adds a warp's products of a stage.
 
     ``weights``, ``frames``: this lane's addresses of the warp's first slice; ``rows``: bytes to the weights of its
     rows; ``shift``: bytes between two frames of a slot.
@@ -110,10 +110,7 @@ def make_multiply(config: Config):
 
 
 def make_keep(config: Config):
-    """Build ``keep(number, shared, base, state, mask, place, sizes)``.
-
-    It writes the new state of stage ``number`` from the array ``shared`` at address ``base``.
-    """
+    """Build ``keep``: writes the new state of stage ``number`` from the array ``shared`` at address ``base``."""
     threads, itemsize, pitch, kept = config.threads, config.itemsize, config.frame_pitch, config.kept
     vector, stage_channels, stages = VECTOR // config.itemsize, config.stage_channels, config.stages
     stage_bytes, weights_bytes = config.stage_bytes, config.weights_bytes
@@ -209,7 +206,7 @@ def judge(is_last, tickets, ticket, number, drawn, sizes):
 
 
 def make_advances(config: Config):
-    """Build ``advances(mask, place, slots, sizes)``: whether a slot of the block does. All threads call it."""
+    """Build ``advances``: whether a slot of the block does. All threads call it."""
     threads = config.threads
 
     @device_function

@@ -19,7 +19,7 @@ copy = cp_async_to(VECTOR)
 
 
 def make_load_weights(config: Config):
-    """Build ``load(stage, w, first, channel, channels, outs)``, which begins to copy a stage's weights.
+    """Build ``load``: begins to copy a stage's weights.
 
     ``first``: element of the block's first weight; ``channel``: the stage's first input channel; ``outs``: output
     channels that exist. The rest is zeros.
@@ -53,8 +53,8 @@ def make_load_weights(config: Config):
 def make_load_frames(config: Config):
     """Build ``begin`` and ``end``, which bring frames to address ``stage`` of shared memory.
 
-    ``begin(values, stage, x, state, place, channel, sizes)`` starts the loads, ``end(values, stage, sizes)`` stores.
-    ``straight`` frames bypass registers. The third result is the length of ``values``.
+    ``begin`` starts the loads, ``end`` stores. ``straight`` frames bypass registers. The third result is the length of
+    ``values``.
     """
     threads, pitch, kept = config.threads, config.frame_pitch, config.kept
     columns, vector, stage_channels = config.columns, VECTOR // config.itemsize, config.stage_channels

@@ -164,7 +164,7 @@ class Config:
 
 
 def reason_against(problem: Problem, dtype: torch.dtype, precision: str, limit: int) -> str | None:
-    """Why no tile computes the step; None if one does. ``limit``: as for ``choose``."""
+    """Why no tile computes the step. ``limit``: as for ``choose``."""
     p, vector = problem, VECTOR // dtype.itemsize
     if PRECISIONS.get(dtype) != precision:
         return f"it multiplies in {', '.join(PRECISIONS.values())}, not in {precision}"

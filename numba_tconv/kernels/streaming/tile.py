@@ -82,7 +82,7 @@ class Config:
 
 
 def reason_against(problem: Problem, dtype: torch.dtype) -> str | None:
-    """Why no block computes the step; None if one does."""
+    """Why no block computes the step."""
     if dtype not in ELEMENTS:
         return f"it takes {', '.join(e.name for e in ELEMENTS.values())}, not {str(dtype).removeprefix('torch.')}"
     if problem.kernel_size > MOST_THREADS:

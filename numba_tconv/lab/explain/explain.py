@@ -1,4 +1,4 @@
-"""``explain``: which rung computes a problem, and why."""
+"""``explain``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Whole decoders, with torch's transposed convolutions and ours, in turns.
 
-A torch function mode times each convolution. Wall times are of the model and a copy under ``convert`` and ``routed``.
+Wall times are of the model and a copy under ``convert`` and ``routed``.
 """
 
 from __future__ import annotations

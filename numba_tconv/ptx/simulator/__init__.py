@@ -1,1 +1,1 @@
-"""For the CUDA simulator: blocks of threads, and what ptx/unrolled computes."""
+"""For the CUDA simulator."""

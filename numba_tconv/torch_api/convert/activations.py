@@ -35,7 +35,7 @@ def is_one(module: nn.Module) -> bool:
 
 
 def obstacle(module: nn.Module) -> str | None:
-    """Change the class of ``module``, or return the reason why not."""
+    """Change the class of ``module``, or say why not."""
     try:
         if reason := _unusual(module):
             return reason

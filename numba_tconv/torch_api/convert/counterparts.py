@@ -28,7 +28,7 @@ def _arguments(cls: type) -> list[str]:
 
 
 def other_arguments(module: torch.nn.Module) -> str | None:
-    """Why the ``forward`` of ``module`` is no function of one tensor; None if it is."""
+    """Why the ``forward`` of ``module`` is no function of one tensor."""
     names = _arguments(type(module))
     if len(names) != 1:
         return f"its forward takes {', '.join(names) or 'nothing'}, where this package's takes x"

@@ -1,4 +1,4 @@
-"""``convert`` of modules that crop a layer's output: the crops become the layer's ``padding``."""
+"""``convert`` of modules that crop a layer's output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def layer_of(module: nn.Module) -> nn.Module:
 
 
 def obstacle(module: nn.Module, owners: Counter) -> str | None:
-    """Change the class of ``module`` and its layer's padding, or return the reason why not.
+    """Change the class of ``module`` and its layer's padding, or say why not.
 
     ``owners`` counts holders by module id.
     """

@@ -160,9 +160,6 @@ def shared_need(config: Config) -> int:
     return config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
 
 
-# The cost model.
-
-
 def blocks_of(problem: Problem, config: Config) -> int:
     return config.column_tiles(problem) * config.row_tiles(problem) * problem.groups
 

@@ -25,7 +25,7 @@ from numba_tconv.runtime.layout import Layout
 from .tile import Config
 
 SIDE = 32
-THREADS = 64 if SIMULATOR else 256  # fewer for the simulator
+THREADS = 64 if SIMULATOR else 256
 TORCH = {32: torch.float32, 64: torch.float64}
 
 

@@ -1,8 +1,7 @@
 """What a block holds.
 
 m counts a group's input channels, n columns (positions of all samples), k pairs of an output channel and a phase. A
-block has ``block_m x block_n`` sums and ``pairs`` a stage, a warp ``lanes_m`` by ``32 / lanes_m`` threads, a thread
-``thread_m x thread_n`` sums."""
+block has ``block_m x block_n`` sums, divided as WarpTile describes, and ``pairs`` a stage."""
 
 from __future__ import annotations
 

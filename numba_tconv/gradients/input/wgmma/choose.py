@@ -123,9 +123,6 @@ def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool
     return False, 0
 
 
-# The cost model.
-
-
 def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> float:
     p, (_, _, tiles) = problem, config.tiles(problem)
     rounds = -(-tiles * splits // device.multiprocessors)

@@ -1,7 +1,6 @@
 """grad_input_wgmma: a warp-specialised wgmma kernel, on grad_output and weight in place.
 
-The depth is the weight's order of (output channel, tap), so the weight's rows are the shared operand, unpacked. A lane
-reads the register operand from a window of grad_output, at any stride.
+The depth is the weight's order of (output channel, tap), so the weight's rows are the shared operand, unpacked.
 
 * Producer: one warp fills the ring by TMA: 128 bytes of the weight's rows, windows of grad_output.
 * Consumers: two warpgroups, cooperative or in ping-pong.

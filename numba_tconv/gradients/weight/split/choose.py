@@ -134,7 +134,7 @@ def _of_two_kinds(layer: Problem, dtype: torch.dtype, device: Device) -> Iterato
             yield replace(whole, rest_tile=replace(rest, min_blocks=whole.min_blocks))
 
 
-# The cost model. Resident blocks hide each other's waits but share the issue slots.
+# Resident blocks hide each other's waits but share the issue slots.
 
 
 @lru_cache(maxsize=4096)

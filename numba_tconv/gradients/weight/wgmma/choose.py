@@ -140,9 +140,6 @@ def _fitting(config: Config) -> Iterator[Config]:
         yield deep
 
 
-# The cost model.
-
-
 @lru_cache(maxsize=8192)
 def stage_clocks(config: Config) -> float:
     warpgroups = 1 if config.alternate else CONSUMERS

@@ -1,8 +1,7 @@
 """grad_weight_wgmma: a warp-specialised wgmma kernel, its long sums split over blocks.
 
-Sums run over positions, contiguous in both operands. Rows of x are the shared operand. Lanes read the register operand
-from grad_output, at any stride; taps read the same row some positions on. Rows that do not suit become planes first
-(gradients/planes.py).
+Sums run over positions, contiguous in both operands. Taps read the same row of grad_output some positions on, at any
+stride. Rows that do not suit become planes first (gradients/planes.py).
 
 * Producer: one warp fills the ring by TMA: 128 bytes of x's rows and the grad_output that they meet, rounded to TF32,
   zero outside the signal.

@@ -23,7 +23,7 @@ def default_precision(dtype: torch.dtype) -> str:
 
 
 def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str] = DTYPES) -> str | None:
-    """Why a rung cannot compute ``dtype`` in ``precision``, or None."""
+    """Why a rung cannot compute ``dtype`` in ``precision``."""
     if SIMULATOR:
         return "the CUDA simulator has no tensor cores"
     if precision not in known:

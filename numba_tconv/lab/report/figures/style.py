@@ -21,7 +21,7 @@ STYLE = {
     "svg.hashsalt": "numba_tconv",  # same rows, same file
 }
 
-# From light to dark, to show in grey.
+# From light to dark.
 LADDER = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#35208e", "#20104f")
 MARKERS = "osDv^P"
 STEP = r"k(\d+)_"
