@@ -199,7 +199,8 @@ def check_nan(rung, problem, dtype, configs, place):
 def misstated(problem, **wrong):
     """The problem with some of its values changed and its output length kept."""
     changed = copy.copy(problem)
-    changed.__dict__.update(out_length=problem.out_length, **wrong)
+    changed.__dict__.update(wrong)
+    object.__setattr__(changed, "__class__", type("Misstated", (Problem,), {"out_length": problem.out_length}))
     return changed
 
 

@@ -1,6 +1,5 @@
 """The fuzzer in the simulator: cases follow from their numbers, are right, and mistakes are found and reproduced."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ from numba_tconv.lab.measure import fuzz
 from numba_tconv.runtime import device
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
+from tests.parity import misstated
 
 ABLE = {
     name: rung
@@ -67,8 +67,8 @@ def test_a_mistake_is_found_and_reproduced(capsys, monkeypatch, name):
 
     def wrong(self, *arguments):
         place = next(i for i, argument in enumerate(arguments) if isinstance(argument, Problem))
-        problem, tensors = copy.copy(arguments[place]), list(arguments[:place])
-        problem.__dict__.update(out_length=problem.out_length, padding=problem.padding + 1)
+        problem, tensors = arguments[place], list(arguments[:place])
+        problem = misstated(problem, padding=problem.padding + 1)
         if name == "grad_bias":
             tensors[0] = 2 * tensors[0]
         right(self, *tensors, problem, *arguments[place + 1 :])
