@@ -23,12 +23,14 @@ LAYERS = ("formula", "ptx", "runtime", "kernels", "gradients", "selection")
 def directory() -> Path | None:
     """The cache's directory; None: the cache is off."""
     chosen = os.environ.get("NUMBA_TCONV_CACHE")
-    if chosen is not None:
-        return Path(chosen) if chosen else None
+    if chosen == "":
+        return None
     try:
+        if chosen:
+            return Path(chosen).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba_tconv"
     except RuntimeError as error:
-        _warn_once("~/.cache", str(error))
+        _warn_once(chosen or "~/.cache", str(error))
         return None
 
 
@@ -64,7 +66,8 @@ def writable() -> Path:
     """The directory, created if missing. Raises RuntimeError if the cache is off, OSError if it cannot be written."""
     folder = directory()
     if folder is None:
-        why = "there is no home directory" if "NUMBA_TCONV_CACHE" not in os.environ else "NUMBA_TCONV_CACHE is empty"
+        is_empty = os.environ.get("NUMBA_TCONV_CACHE") == ""
+        why = "NUMBA_TCONV_CACHE is empty" if is_empty else "there is no home directory"
         raise RuntimeError(f"the cache of compiled kernels is off: {why}")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -79,6 +79,12 @@ def test_an_empty_name_turns_it_off(monkeypatch, folder):
     assert not folder.exists()
 
 
+def test_the_home_directory_has_its_short_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", "~/kept")
+    assert cache.directory() == tmp_path / "kept"
+
+
 def test_without_a_home_it_is_off(monkeypatch):
     """As of a container's user whom the system does not know."""
 

@@ -67,7 +67,7 @@ class Unfreezing(nn.ConvTranspose1d):
 
 class Final(nn.ConvTranspose1d):
     def __init_subclass__(cls):
-        raise TypeError("Final is final")
+        raise ValueError("Final is final")
 
 
 class Rescale(nn.Module):

@@ -153,7 +153,7 @@ class Reading(Snake):
 
 class Final(Activation1d):
     def __init_subclass__(cls):
-        raise TypeError("Final is final")
+        raise ValueError("Final is final")
 
 
 LEFT = {

@@ -99,7 +99,7 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
             continue
         try:
             module.__class__ = _class_for(module)
-        except TypeError as error:  # incompatible metaclasses or layouts
+        except Exception as error:  # incompatible bases, or from __init_subclass__
             left[name] = f"its class {type(module).__qualname__} takes no other base: {error}"
             continue
         module.variant = module.precision = None

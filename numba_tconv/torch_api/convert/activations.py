@@ -46,7 +46,7 @@ def obstacle(module: nn.Module) -> str | None:
         return reason
     try:
         module.__class__ = counterpart(AliasFreeActivation, type(module))
-    except TypeError as error:
+    except Exception as error:  # as in convert
         return f"its class {type(module).__qualname__} takes no other base: {error}"
     module._form = form
     return None

@@ -1,5 +1,6 @@
 """k6's unpacked weights, on the CPU: for which problems, and how a warp orders a stage."""
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -99,13 +100,22 @@ def memory(monkeypatch):
     return halves
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize(
-    "problem",
-    [LARGE, replace(LARGE, kernel_size=4, stride=2, in_channels=4096), replace(LARGE, kernel_size=32, stride=16)],
+    ("problem", "precision"),
+    [
+        *itertools.product(
+            [
+                LARGE,
+                replace(LARGE, kernel_size=4, stride=2, in_channels=4096),
+                replace(LARGE, kernel_size=32, stride=16),
+            ],
+            ["tf32", "bf16"],
+        ),
+        (replace(LARGE, kernel_size=2, stride=1, padding=0, in_channels=8192), "tf32"),
+    ],
     ids=str,
 )
-def test_a_warp_orders_a_stage_as_if_it_were_packed(memory, monkeypatch, precision, problem):
+def test_a_warp_orders_a_stage_as_if_it_were_packed(memory, monkeypatch, problem, precision):
     config = with_unpacked(problem, precision)
     tile, run, itemsize = config.tile, unpacked.run_of(config), config.tile.itemsize
     assert config.slot == config.regions * config.region(config.pitch * itemsize) + 2 * config.stage_weights
