@@ -284,6 +284,10 @@ def cells(problem):
     boxes, texts = ([one for one in root if one.tag.endswith(kind)] for kind in ("rect", "text"))
     inside = [one for one in texts if one.get("fill") == "#111111"]
     assert len(inside) == len(boxes)
+    for box, text in zip(boxes, inside, strict=True):
+        for axis, size in (("x", "width"), ("y", "height")):
+            begin = float(box.get(axis))
+            assert begin < float(text.get(axis)) < begin + float(box.get(size))
     return [(float(b.get("x")), float(b.get("y")), t.text, b.get("fill")) for b, t in zip(boxes, inside, strict=True)]
 
 

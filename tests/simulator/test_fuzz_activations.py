@@ -45,3 +45,11 @@ def test_everything_is_drawn():
     assert {fuzz.DTYPES[case.dtype] for case in cases} == {torch.float64, torch.float32, torch.float16}
     for name in ("log_scale", "tied", "parameters", "turned"):
         assert {getattr(case, name) for case in cases} == {False, True}
+
+
+def test_a_louder_signal_is_allowed_as_much_more_error():
+    case = next(case for case in (fuzz.draw(5, number) for number in range(500)) if not case.parameters)
+    tensors, dy = case.operands()
+    of_y = [case.limits(tensors._replace(x=scale * tensors.x), dy)[0] for scale in (1, 2, 3)]
+    assert of_y[2] - of_y[1] == pytest.approx(of_y[1] - of_y[0])
+    assert of_y[1] > 1.5 * of_y[0]
