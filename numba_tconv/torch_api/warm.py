@@ -1,4 +1,4 @@
-"""``warm``."""
+"""``warm``: kernels compiled ahead."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ def _of_split_sums():
 
 
 def _of_unpacked():
-    """k6 with unpacked weights: a lone last column apart, by each rest of the ring, and channels in parts."""
+    """k6 with unpacked weights: with and without a lone last column apart, and channels in parts."""
     problem = Problem(1, 1024, 32, 16, 128, stride=8, padding=4, bias=True)
     for dtype, precision in ((torch.float32, "tf32"), (torch.bfloat16, "bf16")):
         for config in (*_highest(problem, precision), *k6_choose.split_configs(problem, precision)[2:3]):

@@ -36,7 +36,7 @@ RUNS_ROW, HALVES, ROUNDS_ROW, IN_TURN = 81.8, 1.162, 48.7, 0.654
 PART, PART_ROW, PART_STAGE, PART_SHALLOW = 1500, 45, 200, 1.1
 TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms: a launch, a stage
 TENSOR = 0.5  # least PRODUCT of a part of the phases
-LARGE_WEIGHTS, FEW_PAIRS = 1 << 25, 2  # bytes from which, pairs of tiles up to which weights are unpacked
+LARGE_WEIGHTS, FEW_PAIRS = 1 << 25, 2  # unpacked: from so many bytes on, up to so many pairs of tiles
 
 
 def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:

@@ -3,8 +3,8 @@
     x, w --TMA--> ring of stages in shared memory --window--> registers --wgmma--> sums --staging--> y
           producers (4 warps)                      consumers (2 x 128 threads)
 
-* schedule.py, producer.py, boxes.py: fill the ring, by boxes or, where samples share a window, by rows. unpacked.py:
-  they order weights.
+* schedule.py, producer.py, boxes.py: fill the ring, by boxes or, where samples share a window, by rows.
+* unpacked.py: producers order weights that no kernel has packed.
 * operands.py, mainloop.py: a lane's window of four columns serves all taps.
 * epilogue/: stages sums and writes aligned runs.
 * input.py copies what no tensor map describes. tail.py computes a lone last column.
