@@ -90,9 +90,9 @@ def conv_transpose1d(
 
     **Who computes.** This package computes CUDA tensors of float64, float32, float16 and bfloat16, on torch's current
     stream, without synchronising, and follows torch.autocast. torch computes CPU tensors, complex dtypes, empty
-    batches, zero output channels, gradients that no kernel suits, functionalize, forward mode inside forward mode, and,
-    below compute capability 8.0, dense layers and bfloat16. Derivatives have any order, in reverse and forward mode and
-    under torch.func; vmap goes slice by slice.
+    batches, zero output channels, gradients that no kernel suits, subclasses with a ``__torch_dispatch__`` (except
+    DTensor), functionalize, forward mode inside forward mode, and, below compute capability 8.0, dense layers and
+    bfloat16. Derivatives have any order, in reverse and forward mode and under torch.func; vmap goes slice by slice.
 
     **Infinities and NaN** go where the definition sends them. Kernels that multiply zeros in place of absent values
     make more outputs of the sample NaN:
@@ -148,6 +148,7 @@ def _computed(input, weight, bias, parameters: Parameters, variant, precision) -
         raise ValueError(f"unknown precision {precision!r}: {dtype} has {', '.join(precisions) or 'none to name'}")
 
     passed = transforms.nests_forward_mode() or transforms.is_functionalized()
+    passed = passed or sharding.compute_themselves(input, weight, bias)
     ours = _ours(input, weight, bias) and not passed
     if not ours and (variant is not None or precision not in (None, *precisions[:1])):
         choice = f"variant {variant!r}" if variant is not None else f"precision {precision!r}"

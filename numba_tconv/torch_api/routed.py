@@ -6,8 +6,6 @@ import threading
 
 import torch
 import torch.compiler.config
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 
 from . import fast_path as direct
@@ -17,7 +15,6 @@ from .sizes import is_own_padding
 
 # Keeps torch's compiled graphs apart.
 CACHE_TAG = "numba_tconv.routed"
-TRACED = (FakeTensor, FunctionalTensor)  # under torch.compile
 
 
 def routed():
@@ -82,7 +79,7 @@ def _register() -> None:
 
 def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
     """The kernel at the key, removed meanwhile: torch's calls must not return here."""
-    ours = _is_ours(input) and _is_ours(weight) and (bias is None or _is_ours(bias))
+    ours = not sharding.compute_themselves(input, weight, bias)
     ours = ours and not is_own_padding(padding)  # which torch refuses
     stride, padding, output_padding = _number(stride), _number(padding), _number(output_padding)
     direct.set_routed(False)
@@ -95,12 +92,3 @@ def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, gr
 
 def _number(value):
     return value[0] if type(value) is list and len(value) == 1 else value
-
-
-def _is_ours(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) in direct.PLAIN
-        or type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-        or isinstance(tensor, TRACED)
-        or sharding.is_sharded(tensor)
-    )

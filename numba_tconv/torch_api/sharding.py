@@ -1,4 +1,4 @@
-"""How the operators compute DTensors.
+"""Which tensors compute themselves, and how the operators compute DTensors.
 
 They are linear in each operand, so shares split the batch, output channels, or input channels (partial sums); with
 groups only the batch.
@@ -10,11 +10,26 @@ import sys
 from functools import cache
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
+from . import fast_path as direct
 from . import gradient_operators as grad_ops
 from . import operators as ops
 
 MODULE = "torch.distributed.tensor"
+TRACED = (FakeTensor, FunctionalTensor)  # under torch.compile
+
+
+def compute_themselves(*tensors: torch.Tensor | None) -> bool:
+    """Whether a subclass's ``__torch_dispatch__``, which may know torch's operators alone, gets the call."""
+    return any(
+        type(tensor) not in (*direct.PLAIN, type(None))
+        and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        and not isinstance(tensor, TRACED)
+        and not is_sharded(tensor)
+        for tensor in tensors
+    )
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

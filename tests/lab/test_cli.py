@@ -229,6 +229,7 @@ def test_inspect_compiles_another_tile(monkeypatch):
         "stages": "is not FIELD=VALUE",
         "stages=many": "is not FIELD=VALUE",
         "stages=True": "stages must be of the type of",
+        "stages=0": "stages must be at least 1",
     }.items(),
 )
 def test_a_tile_that_cannot_be_is_a_mistake(capsys, text, said):
@@ -261,6 +262,13 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 141
+
+
+def test_a_full_disk_is_told():
+    with open("/dev/full", "w") as full:
+        command = (sys.executable, "-m", "numba_tconv", "workloads")
+        process = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (process.returncode, process.stderr) == (commands.MISTAKE, "numba_tconv: No space left on device\n")
 
 
 def test_a_closed_output_is_none(monkeypatch):

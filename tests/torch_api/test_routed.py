@@ -224,7 +224,7 @@ def test_calls_of_tensors_that_compute_it_themselves_stay_theirs(calls, tensors)
 
 
 @pytest.mark.parametrize("operand", range(3), ids=("input", "weight", "bias"))
-def test_calls_with_an_operand_that_dispatches_itself_stay_torchs(calls, operand):
+def test_an_operand_that_dispatches_itself_and_knows_torchs_operators_alone(calls, operand):
     class Dispatched(torch.Tensor):
         __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -236,14 +236,17 @@ def test_calls_with_an_operand_that_dispatches_itself_stay_torchs(calls, operand
 
         @classmethod
         def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            if func.namespace != "aten":
+                raise NotImplementedError(func)
             return func(*(one.inner if isinstance(one, cls) else one for one in args), **(kwargs or {}))
 
     operands = [torch.randn(2, 3, 5), torch.randn(3, 4, 2), torch.randn(4)]
-    expected = F.conv_transpose1d(*operands)
+    expected, causal = F.conv_transpose1d(*operands), numba_tconv.conv_transpose1d(*operands, padding="causal")
     operands[operand] = Dispatched(operands[operand])
     with routed():
         assert torch.equal(F.conv_transpose1d(*operands), expected)
     assert calls == []
+    assert torch.equal(numba_tconv.conv_transpose1d(*operands, padding="causal"), causal)
 
 
 def test_a_cuda_tensor_gets_to_our_operator():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import math
 import os
 import re
@@ -77,9 +78,22 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("numba_tconv: interrupted; what was finished is kept", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for buffered output
-        return 141
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        _drop_what_cannot_be_written()
+        if isinstance(error, BrokenPipeError):
+            return 141
+        print(f"numba_tconv: {error.strerror}", file=sys.stderr)
+        return commands.MISTAKE
+
+
+def _drop_what_cannot_be_written() -> None:
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def whole_number(text: str) -> int:

@@ -54,6 +54,8 @@ def changed(config, changes: dict):
         present = getattr(owner, name)
         if type(value) is not type(present):
             raise ValueError(f"{name} must be of the type of {present!r}, got {value!r}")
+        if type(value) is int and value < min(present, 1):
+            raise ValueError(f"{name} must be at least {min(present, 1)}, got {value}")
         owner = replace(owner, **{name: value})
         config = owner if name in _fields(config) else replace(config, tile=owner)
     return config
