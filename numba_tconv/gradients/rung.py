@@ -1,7 +1,5 @@
 """The interface of gradient rungs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

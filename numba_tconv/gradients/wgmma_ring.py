@@ -3,8 +3,6 @@
 Operand A is in registers, from windows of grad_output; operand B in shared memory, in swizzled rows of 128 bytes. One
 warp produces, two warpgroups consume."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache

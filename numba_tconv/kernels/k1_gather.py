@@ -4,8 +4,6 @@ A scatter would need atomics. Tap k reaches output o if ``o + padding - k*dilati
 
 Measured (H200, kb64, float32): 1274 ms."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

@@ -4,8 +4,6 @@ A warp's outputs are consecutive: stores and loads of x coalesce, loads of w hit
 
 Measured (H200, kb64, float32): 154 ms, 8.3 times k1."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache

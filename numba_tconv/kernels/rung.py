@@ -1,7 +1,5 @@
 """The interface of a rung."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Numba's launch is slow and knows neither bfloat16 nor torch's streams.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re
@@ -160,7 +158,7 @@ class Kernel:
 
     def prepare(
         self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None, early: bool = False
-    ) -> Prepared:
+    ) -> "Prepared":
         """A launch to be repeated with other tensors of the same layout.
 
         ``arguments`` are tensors (or ``alike``), integers and tuples of them. Each call passes all tensors anew, and an
@@ -204,7 +202,7 @@ class Prepared:
                 self.slots.append(value)
 
     @cached_property
-    def ordinary(self) -> Prepared:
+    def ordinary(self) -> "Prepared":
         """The same launch, but never early."""
         return Prepared(self.kernel, self.grid, self.shared_bytes, self.arguments) if self.early else self
 

@@ -1,7 +1,5 @@
 """Patches of Numba, which compile kernels to the same code in less time."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """The rung for a problem, chosen by sizes alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """``freeze`` and ``unfreeze`` of a served model."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field

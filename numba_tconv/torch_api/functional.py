@@ -1,7 +1,5 @@
 """``conv_transpose1d``: torch's function on this package's kernels."""
 
-from __future__ import annotations
-
 from functools import lru_cache, partial
 
 import torch

@@ -1,7 +1,5 @@
 """A call's integers, checked as in torch, and this package's ``padding``: a pair or word."""
 
-from __future__ import annotations
-
 import contextlib
 import operator
 from typing import NamedTuple

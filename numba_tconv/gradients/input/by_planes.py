@@ -3,8 +3,6 @@
 On planes (gradients/planes.py) it has stride 1, pairs of an output channel and a phase as channels, and a row's taps
 reversed. With stride 1 grad_output is its own plane."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 A thread computes neighbouring positions from a run of grad_output, in 16-byte vectors.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import NamedTuple

@@ -2,8 +2,6 @@
 
 Element i meets the outputs ``i*stride - padding + k*dilation``; the range of k is known before the loops."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache

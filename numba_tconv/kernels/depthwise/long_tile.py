@@ -1,7 +1,5 @@
 """Tiles for long filters, and when the selection takes them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache

@@ -9,8 +9,6 @@ may have one phase, and multiplies only existing taps.
 
 Measured (H200, kb64, float32): 8.37 ms, 4.0 times k3."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache

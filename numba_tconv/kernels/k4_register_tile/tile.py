@@ -3,8 +3,6 @@
 In every rung m counts rows (output channel, phase), n columns (positions of all samples end to end), k input channels.
 A block has ``block_m x block_n`` sums, divided as WarpTile describes, and ``block_k`` channels a stage."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -1,7 +1,5 @@
 """Arguments, and where a thread works."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import cuda, float32, int32, types, uint32

@@ -1,7 +1,5 @@
 """The kernel's arguments, and tuples that its parts share."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import types

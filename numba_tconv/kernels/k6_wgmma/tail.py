@@ -3,8 +3,6 @@
 A thread has a row of a tile and a share of its weights. Partial sums are added in a fixed order. Early blocks gather on
 few multiprocessors: long sums do not begin early."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """The command line."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math
@@ -136,7 +134,7 @@ def _sizes(one, but=()):
         if field.name in but:
             continue
         flag = "--" + field.name.replace("_", "-")
-        if field.type == "bool":
+        if field.type is bool:
             one.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=SIZES[field.name])
         else:
             one.add_argument(flag, type=whole_number, metavar="N", help=SIZES[field.name])

@@ -1,7 +1,5 @@
 """Compilation without a GPU: NVVM, ptxas, nvdisasm."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Measurements in CSV files."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -68,11 +66,11 @@ class Row(machine.Measured):
 COLUMNS = tuple(field.name for field in fields(Row))
 Kind = TypeVar("Kind")
 _PARSE = {
-    "str": str,
-    "int": int,
-    "bool": {"True": True, "False": False}.__getitem__,
-    "float": float,
-    "float | None": lambda text: float(text) if text else None,
+    str: str,
+    int: int,
+    bool: {"True": True, "False": False}.__getitem__,
+    float: float,
+    float | None: lambda text: float(text) if text else None,
 }
 
 

@@ -1,7 +1,5 @@
 """The measured problems."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from dataclasses import dataclass, replace

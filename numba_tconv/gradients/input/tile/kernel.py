@@ -4,8 +4,6 @@
 
 A row's taps read one window of grad_output (gradients/window.py). Partial sums limit float32's rounding error."""
 
-from __future__ import annotations
-
 from functools import cache, lru_cache
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ The depth is the weight's order of (output channel, tap), so the weight's rows a
 * Consumers: two warpgroups, cooperative or in ping-pong.
 * Epilogue: lanes exchange sums, so that a warp stores contiguous positions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache, lru_cache, partial

@@ -5,8 +5,6 @@
 With few rows and columns, slices of threads share positions. Partial sums and short splits limit float32's rounding
 error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Arguments beside TensorMaps (wgmma_ring.py)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import types

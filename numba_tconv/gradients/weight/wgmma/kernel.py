@@ -8,8 +8,6 @@ stride. Rows that do not suit become planes first (gradients/planes.py).
 * Consumers: two warpgroups with own pairs, or alternate stages.
 * Store: sum.py adds up splits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache, lru_cache
 

@@ -1,7 +1,5 @@
 """Tensor-core rungs on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 import torch

@@ -1,7 +1,5 @@
 """Shares of the roofline."""
 
-from __future__ import annotations
-
 from statistics import geometric_mean, median
 
 from matplotlib.axes import Axes

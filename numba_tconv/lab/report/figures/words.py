@@ -1,7 +1,5 @@
 """Labels, captions and file names."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable
 
