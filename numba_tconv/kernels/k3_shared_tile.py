@@ -145,6 +145,7 @@ def make_kernel(config: Config) -> Kernel:
 class SharedTile(Rung):
     name = "k3_shared_tile"
     idea = "input window and weights in shared memory, one thread eight output channels"
+    make_kernel = staticmethod(make_kernel)
 
     def supports(self, problem, dtype, precision):
         if reason := super().supports(problem, dtype, precision):
@@ -168,9 +169,6 @@ class SharedTile(Rung):
 
     def tiny_configs(self, problem, dtype):
         return [Config(dtype, 16, 2, depth=2), Config(dtype, 8, 1, depth=1)]
-
-    def kernel(self, config):
-        return make_kernel(config)
 
     def shared_bytes(self, problem, config):
         return depth(problem, config) * bytes_a_channel(problem, config)

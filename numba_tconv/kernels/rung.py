@@ -33,6 +33,7 @@ class Rung:
 
     name: str
     idea: str
+    make_kernel: Callable[..., Kernel]  # cached
     minimum_cc = (0, 0)  # least compute capability
     exact_cc: tuple[int, int] | None = None  # the only one, if any
 
@@ -85,7 +86,7 @@ class Rung:
 
     def kernel(self, config) -> Kernel:
         """The kernel of a configuration, made once."""
-        raise NotImplementedError
+        return self.make_kernel(config)
 
     def steps(self, config, problem: Problem, device: Device = H200) -> list[Step]:
         """What ``run`` launches for contiguous tensors, in order."""
