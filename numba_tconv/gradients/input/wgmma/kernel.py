@@ -38,6 +38,7 @@ from numba_tconv.gradients.wgmma_ring import (
 )
 from numba_tconv.kernels.common import rows as row_copy
 from numba_tconv.kernels.common import split_sums
+from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.pipeline import BARRIER, FULL, Pipe, release
 from numba_tconv.kernels.common.rows import in_rows
 from numba_tconv.kernels.common.tensor_core.rung import default_precision
@@ -61,7 +62,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import NO_GPU, Layout, room
 
-from .arguments import GRAD_ROWS, GRID, SHAPE, GradRows, Grid, Place, Shape
+from .arguments import GradRows, Grid, Place, Shape
 from .choose import choose, choose_for, splits_of
 from .epilogue import make_aim, make_store
 from .operands import make_fill, make_lane, make_operands
@@ -162,7 +163,7 @@ def make_kernel(config: Config) -> Kernel:
                     stage, turn_parity = int32(stage + tile_stages), int32(turn_parity ^ 1)
 
     stored = float32 if config.partial else ELEMENTS[config.dtype].storage
-    signature = (MAPS, flat(stored), SHAPE, GRID, GRAD_ROWS, types.int64)
+    signature = (MAPS, flat(stored), *map(arguments, (Shape, Grid, GradRows)), types.int64)
     return Kernel("grad_input_wgmma", grad_input_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 

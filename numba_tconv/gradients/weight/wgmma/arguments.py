@@ -2,10 +2,6 @@
 
 from typing import NamedTuple
 
-from numba import types
-
-from numba_tconv.runtime.kernel import named
-
 
 class Rows(NamedTuple):
     stride_c: int
@@ -44,7 +40,3 @@ class Lane(NamedTuple):
     first_cleared: int  # element; it clears every fourth from there
     before: int  # elements before a row's first
     barrier: int  # of warps that read a stage together
-
-
-ROWS = named(Rows, **dict.fromkeys(Rows._fields, types.int64))
-GRID = named(Grid, **dict.fromkeys(Grid._fields, types.int64))
