@@ -7,9 +7,7 @@ The depth is the weight's order of (output channel, tap), so the weight's rows a
 * Epilogue: lanes exchange sums, so that a warp stores contiguous positions."""
 
 import math
-from collections.abc import Callable
-from functools import cache, lru_cache, partial
-from typing import NamedTuple
+from functools import cache, lru_cache
 
 import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
@@ -213,33 +211,27 @@ class InputWarpgroup(WgmmaGradient):
         def prepared(g, w):
             blocks, launch, second = _prepared(p, own, g, w, device)
             partials_room = second and room((second.sums,), torch.float32, result.index)
-            return Launches(launch, workspace(blocks, 1, result.index), second, partials_room)
+            maps_room = workspace(blocks, 1, result.index)
 
-        def filled(launches, g, w, result):
-            second, maps = launches.second, launches.maps_room()
-            sums = launches.partials_room() if second else result
-            launches.main(g.data_ptr(), w.data_ptr(), maps.data_ptr(), sums)
-            if second:
-                second.launch(sums, w, result)
+            def fill(g, w, result):
+                maps, sums = maps_room(), partials_room() if second else result
+                launch(g.data_ptr(), w.data_ptr(), maps.data_ptr(), sums)
+                if second:
+                    second.launch(sums, w, result)
+
+            return fill
 
         def fill_from_copies(grad_output, weight, result):
             g, w = grad_output, in_rows(weight.reshape(1, p.in_channels, -1))
             if own.sheared != sheared:
                 g = in_rows(g) if own.sheared == 1 else g.clone(memory_format=torch.contiguous_format)
-            filled(prepared(Layout.of(g), Layout.of(w)), g, w, result)
+            prepared(Layout.of(g), Layout.of(w))(g, w, result)
 
         one_row = Layout.contiguous((1, p.in_channels, math.prod(weight.shape[1:])), weight.dtype, weight.index)
         one_row = one_row._replace(offset=weight.offset)
         if not (weight.is_contiguous and lies_in_rows(one_row) and own.sheared == sheared):
             return fill_from_copies
-        return partial(filled, prepared(grad_output, one_row))
-
-
-class Launches(NamedTuple):
-    main: Prepared
-    maps_room: Callable[[], torch.Tensor]
-    second: split_sums.SecondStage | None
-    partials_room: Callable[[], torch.Tensor] | None
+        return prepared(grad_output, one_row)
 
 
 @lru_cache(maxsize=1024)
