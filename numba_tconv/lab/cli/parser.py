@@ -140,10 +140,6 @@ def _sizes(one, but=()):
             one.add_argument(flag, type=whole_number, metavar="N", help=SIZES[field.name])
 
 
-def _batch(one):
-    one.add_argument("--batch", type=positive, metavar="N", help="of every workload (its own)")
-
-
 def _places(one):
     one.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"where the rows are ({DATA})")
     one.add_argument("--plots", type=Path, default=PLOTS, metavar="DIR", help=f"where figures go ({PLOTS})")
@@ -196,7 +192,7 @@ def _add_measurements(command) -> None:
     one = command("bench", commands.run_bench, "measure workloads at full size, and add the rows to a file")
     one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",
                      help="names, or the sets kernelbench, audio, all (kernelbench audio)")  # fmt: skip
-    _batch(one)
+    one.add_argument("--batch", type=positive, metavar="N", help="of every workload (its own)")
     _measurement(one, DATA / "workloads.csv")
 
     one = command("sweep", sweep_run.run_sweep, "measure throughput against length, and add the rows to a file")

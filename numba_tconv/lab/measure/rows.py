@@ -27,7 +27,7 @@ class Row(machine.Measured):
     Times are in ms, ``length`` in samples, ``gbps`` in 10^9 bytes/s of minimum traffic, ``tflops`` in 10^12
     operations/s. None: not applicable or not measured.
 
-    * ``workload``: a name, with a sweep's suffix ``@total`` or ``@batch<N>``
+    * ``workload``: a name, with a sweep's suffix ``@batch<N>``
     * ``rung``: a name, ``auto`` for the selection, or "cudnn" where no rung has the precision
     * ``cudnn_ms_p50``: torch's op, gradient or step; ``conv1d_ms_p50``: forward pass only
     * ``roofline``: floor time / ``ms_p50``
