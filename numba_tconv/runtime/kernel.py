@@ -12,8 +12,9 @@ from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
@@ -259,16 +260,9 @@ def _no_collection():
 
 @contextlib.contextmanager
 def _compiling_for(cc: tuple):
-    dispatcher = sys.modules[Dispatcher.__module__]
-    with _compiling:
-        current, dispatcher.get_current_device = (
-            dispatcher.get_current_device,
-            lambda: SimpleNamespace(compute_capability=cc),
-        )
-        try:
-            yield
-        finally:
-            dispatcher.get_current_device = current
+    device = partial(SimpleNamespace, compute_capability=cc)
+    with _compiling, mock.patch.object(sys.modules[Dispatcher.__module__], "get_current_device", device):
+        yield
 
 
 @contextlib.contextmanager

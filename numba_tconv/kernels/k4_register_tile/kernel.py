@@ -179,6 +179,7 @@ class RegisterTile(Rung):
 
     # ``choose`` takes (layout of x, problem, device).
     make_kernel, choose = staticmethod(make_kernel), staticmethod(config_for)
+    tiny_configs = staticmethod(tiny)
 
     def supports(self, problem, dtype, precision):
         if dtype in (torch.float16, torch.bfloat16):
@@ -197,9 +198,6 @@ class RegisterTile(Rung):
         sums = f"{c.block_m} rows by {c.block_n} columns, {c.thread_m} by {c.thread_n} a thread"
         parts = "" if c.splits == 1 else f"; input channels in {c.splits} parts, whose sums are added up"
         return f"{sums}; {c.stages} stages of {c.block_k} input channels{parts}"
-
-    def tiny_configs(self, problem, dtype):
-        return tiny(problem, dtype)
 
     def kernel(self, config):
         return self.make_kernel(replace(config, splits=1))
