@@ -32,7 +32,6 @@ from numba_tconv.ptx import (
 from numba_tconv.runtime import device
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
-from numba_tconv.runtime.layout import NO_GPU, Layout
 
 from . import pack
 from .arguments import Block, OutputTile, Progress, Registers, Stage
@@ -189,8 +188,7 @@ class RegisterTile(Rung):
     def config(self, problem, dtype, precision=None):
         return choose(problem, dtype)
 
-    def config_on(self, device, problem, dtype, precision):
-        x = Layout.contiguous(problem.in_shape, dtype, NO_GPU)
+    def config_of(self, x, problem, precision, device):
         return self.choose(x, problem, device)
 
     def tile(self, config):
