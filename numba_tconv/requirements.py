@@ -3,8 +3,6 @@
 It runs when an import has failed, so it first imports only Python's own modules.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import tomllib

@@ -4,8 +4,6 @@ torch reports the first of two faults, so pairs tell whether ours are checked in
 for each call and device.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Fences are NaN in every dtype, so a product with anything beyond a tensor shows.
 """
 
-from __future__ import annotations
-
 import torch
 
 FENCE = 512  # bytes; torch's new tensors begin at multiples of it

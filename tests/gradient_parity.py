@@ -3,8 +3,6 @@
 Verdict, small problems and memory layouts are parity.py's.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

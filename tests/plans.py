@@ -8,8 +8,6 @@ Each problem is planned by about half of the rungs that can do it, each in one p
 layout, which its name and the rung's draw. Nothing is compiled and no GPU is needed.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """The alias-free activation as NVIDIA's BigVGAN and transformers define it, in plain torch, and a tiny model of it."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -8,8 +8,6 @@ PTX is compared without names, comments and the order of declarations; where it 
 memory decide. No GPU is needed.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -59,7 +59,7 @@ def ladder(workload="kb64", **values):
     return [row(workload, rung, slower=slower, **values) for rung, slower in SLOWER.items()]
 
 
-def sweep(batch=None):
+def sweep(batch=16):
     lengths = (2**10, 2**14, 2**20)
     return [row for n in lengths for row in ladder(workloads.at_length(workloads.get("kb64"), n, batch))]
 

@@ -119,7 +119,7 @@ def test_the_reference_imports_nothing_that_it_judges():
             if isinstance(node, ast.Import):
                 assert {alias.name for alias in node.names} <= {"math", "numpy"}
             elif isinstance(node, ast.ImportFrom):
-                assert node.level == 1 or node.module == "__future__"
+                assert node.level == 1
 
 
 def requirements():

@@ -8,8 +8,6 @@ For x (N, C, L), up-samples u (``up_ratio * L``), their activations v, and outpu
 x repeats its ends for ``-pad <= j < L + pad`` and is zero beyond; v repeats its ends without limit.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 MOST_RATIO = 4

@@ -1,7 +1,5 @@
 """``padding`` as ``conv_transpose1d`` takes it (an int, a pair of crops, a word), translated for a Problem."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 WORDS = ("valid", "same", "causal")

@@ -1,7 +1,5 @@
 """Precisions of each dtype."""
 
-from __future__ import annotations
-
 import torch
 
 # The first is the default, unless torch allows TF32.

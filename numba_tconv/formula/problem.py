@@ -1,7 +1,5 @@
 """A problem: one transposed convolution's validated sizes and costs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -97,7 +95,7 @@ class Problem:
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
-    def layer(self) -> Problem:
+    def layer(self) -> "Problem":
         """The same layer with one sample of minimal length and no bias."""
         cropped = min(self.output_padding, 0)
         return replace(self, batch=1, length=2 * self.padding - cropped + 1, output_padding=cropped, bias=False)

@@ -10,8 +10,6 @@ Input position ``i`` and tap ``k`` meet at ``u = i*stride + k*dilation``; the ou
   at ``u = i*stride + a*dilation``. The next ``gap - 1`` outputs are the bias: every ``u`` is written once.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

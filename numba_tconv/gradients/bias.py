@@ -3,8 +3,6 @@
 Blocks split a channel's positions; sum.py adds up their sums. Totals over batches are float64, so the error does not
 grow with the length."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 A plane is the row of a pair (window.py), zero outside, with adjacent elements, 16-byte aligned. planes_turned.py is
 for long strides."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

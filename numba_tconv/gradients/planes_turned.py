@@ -3,8 +3,6 @@
 A square is 16 bytes of columns by as many phases. A thread loads a vector of each column (elements where phases are not
 adjacent and aligned, or grad_output ends) and stores one of each phase, through shared memory, in whole sectors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple

@@ -1,14 +1,12 @@
 """The interface of gradient rungs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.rung import Rung, Step
-from numba_tconv.runtime.device import H200, Device
+from numba_tconv.kernels.rung import Rung
+from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.layout import Layout
 
 FEWEST_CHANNELS = 16  # of a group (or pairs with a phase or tap) that tensor cores need
@@ -32,10 +30,6 @@ class GradientRung(Rung):
 
     def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):
         return self.config(problem, dtype, device=device, precision=precision)
-
-    def steps(self, config, problem: Problem, device: Device = H200) -> list[Step]:
-        """Kernels that ``run`` may launch, in order."""
-        raise NotImplementedError
 
     def run(self, *operands_result_problem, **choice) -> None:
         """Launch on torch's current stream, unchecked; ``config`` and ``precision``, None by default, agree.

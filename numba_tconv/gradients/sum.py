@@ -1,7 +1,5 @@
 """The second stage of long sums, in float64 and a fixed order."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache, lru_cache

@@ -3,8 +3,6 @@
 Operand A is in registers, from windows of grad_output; operand B in shared memory, in swizzled rows of 128 bytes. One
 warp produces, two warpgroups consume."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -15,6 +13,7 @@ from numba import int32, types
 
 from numba_tconv.formula.precision import DTYPES, KINDS
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.pipeline import BARRIER, init_stage
 from numba_tconv.kernels.common.tensor_core.rung import tensor_core_reason
 from numba_tconv.kernels.common.tensor_map import MAP_BYTES, MAP_WORDS, encode, row_bytes
@@ -30,7 +29,6 @@ from numba_tconv.ptx import (
     wgmma_wait,
 )
 from numba_tconv.runtime.device import H200
-from numba_tconv.runtime.kernel import named
 from numba_tconv.runtime.layout import Layout, room
 
 from .rung import GradientRung
@@ -145,15 +143,8 @@ class TensorMaps(NamedTuple):
     workspace: int
 
 
-_TEMPLATE, _ADDRESS = types.UniTuple(types.int64, MAP_WORDS), types.int64
-MAPS = named(
-    TensorMaps,
-    g_template=_TEMPLATE,
-    b_template=_TEMPLATE,
-    g_address=_ADDRESS,
-    b_address=_ADDRESS,
-    workspace=_ADDRESS,
-)
+_TEMPLATE = types.UniTuple(types.int64, MAP_WORDS)
+MAPS = arguments(TensorMaps, g_template=_TEMPLATE, b_template=_TEMPLATE)
 
 
 class Thread(NamedTuple):

@@ -8,8 +8,6 @@ Input position ``i`` and tap ``k = a + b*rows`` meet grad_output at ``i*stride -
 tap ``b`` reads column ``i + b*step``: a correlation without stride. Samples lie end to end, each with its positions and
 the columns that taps reach beyond. Outside of grad_output are zeros."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property

@@ -4,8 +4,6 @@ A warp's outputs are consecutive: stores and loads of x coalesce, loads of w hit
 
 Measured (H200, kb64, float32): 154 ms, 8.3 times k1."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -74,6 +72,7 @@ def make_kernel(config: Config) -> Kernel:
 class Polyphase(Rung):
     name = "k2_polyphase"
     idea = "one thread an output; the taps of its phase alone, no test and no remainder in the loop"
+    make_kernel = staticmethod(make_kernel)
 
     def config(self, problem, dtype, precision=None):
         return Config(dtype)
@@ -83,9 +82,6 @@ class Polyphase(Rung):
 
     def tiny_configs(self, problem, dtype):
         return [Config(dtype, threads=32)]
-
-    def kernel(self, config):
-        return make_kernel(config)
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         if not are_adjacent(x.shape, x.strides):

@@ -1,7 +1,5 @@
 """The interface of a rung."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,7 +9,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.runtime.device import H200, Device
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
-from numba_tconv.runtime.layout import Layout
+from numba_tconv.runtime.layout import NO_GPU, Layout
 
 SUM_CHANNELS = 64  # summed apart, because long float32 sums lose digits
 BFLOAT16_CC = 8, 0
@@ -35,6 +33,7 @@ class Rung:
 
     name: str
     idea: str
+    make_kernel: Callable[..., Kernel]  # cached
     minimum_cc = (0, 0)  # least compute capability
     exact_cc: tuple[int, int] | None = None  # the only one, if any
 
@@ -65,9 +64,13 @@ class Rung:
         ``precision``: by default the dtype's fastest."""
         raise NotImplementedError
 
+    def config_of(self, x: Layout, problem: Problem, precision: str, device: Device):
+        """The configuration of ``run`` on ``device`` for inputs like ``x``."""
+        return self.config(problem, x.dtype, precision)
+
     def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):
         """The configuration of ``run`` on ``device`` for contiguous tensors of torch's allocator."""
-        return self.config(problem, dtype, precision)
+        return self.config_of(Layout.contiguous(problem.in_shape, dtype, NO_GPU), problem, precision, device)
 
     def tile(self, config) -> str:
         """A block's work, in words."""
@@ -87,7 +90,7 @@ class Rung:
 
     def kernel(self, config) -> Kernel:
         """The kernel of a configuration, made once."""
-        raise NotImplementedError
+        return self.make_kernel(config)
 
     def steps(self, config, problem: Problem, device: Device = H200) -> list[Step]:
         """What ``run`` launches for contiguous tensors, in order."""

@@ -1,7 +1,5 @@
 """Maxima, and the parts of a sine."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import types
 

@@ -2,8 +2,6 @@
 
 An mbarrier's phase ends when all threads have arrived and all announced bytes have landed."""
 
-from __future__ import annotations
-
 from numba import types
 
 from .core import word

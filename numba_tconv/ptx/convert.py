@@ -1,7 +1,5 @@
 """Conversions between number formats."""
 
-from __future__ import annotations
-
 import numpy as np
 from llvmlite import ir
 from numba import types

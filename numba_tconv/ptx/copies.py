@@ -1,7 +1,5 @@
 """Copies from global to shared memory; shared memory by address."""
 
-from __future__ import annotations
-
 from llvmlite import ir
 from numba import types
 

@@ -1,7 +1,5 @@
 """PTX instructions as functions, with a meaning for the simulator (NUMBA_ENABLE_CUDASIM=1)."""
 
-from __future__ import annotations
-
 from llvmlite import ir
 from numba import cuda, int32, types
 from numba.core import config

@@ -2,8 +2,6 @@
 
 runtime/kernel.py removes these instructions below sm_90."""
 
-from __future__ import annotations
-
 from .core import word
 
 griddepcontrol_launch_dependents = word("griddepcontrol.launch_dependents;", meaning=lambda: None)

@@ -1,7 +1,5 @@
 """Predicated loads and stores."""
 
-from __future__ import annotations
-
 from llvmlite import ir
 from numba import types
 

@@ -3,8 +3,6 @@
 common/tensor_core/fragments.py says which lane holds what. An operand register is an int32: a tf32 number, or two
 16-bit elements, smaller k in the lower half."""
 
-from __future__ import annotations
-
 from llvmlite import ir
 from numba import types
 

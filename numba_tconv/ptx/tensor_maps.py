@@ -2,8 +2,6 @@
 
 A map is 128 bytes, made by the host (kernels/common/tensor_map.py), changed in shared and used from global memory."""
 
-from __future__ import annotations
-
 from numba import types
 
 from .core import word

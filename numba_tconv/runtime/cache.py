@@ -4,8 +4,6 @@ A file's name is a digest of all that the PTX depends on. A damaged file is comp
 once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """A GPU's compute capability and limits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 

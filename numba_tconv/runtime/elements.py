@@ -1,7 +1,5 @@
 """Each torch dtype's storage and accumulator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

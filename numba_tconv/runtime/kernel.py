@@ -3,8 +3,6 @@
 Numba's launch is slow and knows neither bfloat16 nor torch's streams.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re
@@ -14,8 +12,9 @@ from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
@@ -160,7 +159,7 @@ class Kernel:
 
     def prepare(
         self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None, early: bool = False
-    ) -> Prepared:
+    ) -> "Prepared":
         """A launch to be repeated with other tensors of the same layout.
 
         ``arguments`` are tensors (or ``alike``), integers and tuples of them. Each call passes all tensors anew, and an
@@ -204,7 +203,7 @@ class Prepared:
                 self.slots.append(value)
 
     @cached_property
-    def ordinary(self) -> Prepared:
+    def ordinary(self) -> "Prepared":
         """The same launch, but never early."""
         return Prepared(self.kernel, self.grid, self.shared_bytes, self.arguments) if self.early else self
 
@@ -261,16 +260,9 @@ def _no_collection():
 
 @contextlib.contextmanager
 def _compiling_for(cc: tuple):
-    dispatcher = sys.modules[Dispatcher.__module__]
-    with _compiling:
-        current, dispatcher.get_current_device = (
-            dispatcher.get_current_device,
-            lambda: SimpleNamespace(compute_capability=cc),
-        )
-        try:
-            yield
-        finally:
-            dispatcher.get_current_device = current
+    device = partial(SimpleNamespace, compute_capability=cc)
+    with _compiling, mock.patch.object(sys.modules[Dispatcher.__module__], "get_current_device", device):
+        yield
 
 
 @contextlib.contextmanager

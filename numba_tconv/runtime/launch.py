@@ -1,7 +1,5 @@
 """What the driver reads at a launch."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os
@@ -14,7 +12,7 @@ EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 class Launch:
     """A launch's argument slots and configuration, at fixed addresses."""
 
-    def __init__(self, slots: array, config: Config):
+    def __init__(self, slots: array, config: "Config"):
         self.slots, self.config = slots, config
         first, count = slots.buffer_info()  # never grows, so it stays in place
         self._pointers = array("q", range(first, first + 8 * count, 8))
@@ -41,7 +39,7 @@ class Config(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, grid: tuple[int, int, int], threads: int, shared_bytes: int, early: bool = False) -> Config:
+    def of(cls, grid: tuple[int, int, int], threads: int, shared_bytes: int, early: bool = False) -> "Config":
         """A configuration without the stream. ``early``: see Kernel.prepare."""
         config = cls(grid, (threads, 1, 1), shared_bytes)
         if early:

@@ -1,7 +1,5 @@
 """How tensors lie in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -30,11 +28,11 @@ class Layout(NamedTuple):
     offset: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Layout:
+    def of(cls, tensor: torch.Tensor) -> "Layout":
         return cls(*layout_of(tensor))
 
     @classmethod
-    def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, index: int) -> Layout:
+    def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, index: int) -> "Layout":
         """The layout that torch allocates."""
         return cls(tuple(shape), _strides(shape), dtype, index, 0)
 

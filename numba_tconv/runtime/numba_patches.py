@@ -1,12 +1,11 @@
 """Patches of Numba, which compile kernels to the same code in less time."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from unittest import mock
 
 import numba_cuda
 from numba.core.compiler_lock import global_compiler_lock
@@ -32,11 +31,8 @@ def remembered_call_types():
             signature = known[key] = asked(self, context, args, kws)
         return signature
 
-    owner.get_call_type = get_call_type
-    try:
+    with mock.patch.object(owner, "get_call_type", get_call_type):
         yield
-    finally:
-        owner.get_call_type = asked
 
 
 @contextlib.contextmanager
@@ -47,7 +43,7 @@ def shortened():
         return
     with global_compiler_lock, contextlib.ExitStack() as replaced:
         for holder, name, change in _changes():
-            replaced.enter_context(_replaced(holder, name, change(getattr(holder, name))))
+            replaced.enter_context(mock.patch.object(holder, name, change(getattr(holder, name))))
         yield
 
 
@@ -61,16 +57,6 @@ def _changes() -> list[tuple[object, str, Callable]]:
         (lowering.Lower, "_find_singly_assigned_variable", _without_deletions),
         (utils, "pysignature", functools.cache),
     ]
-
-
-@contextlib.contextmanager
-def _replaced(holder: object, name: str, value: object) -> Iterator[None]:
-    original = getattr(holder, name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        setattr(holder, name, original)
 
 
 def _without_unused(define_pipelines):

@@ -1,7 +1,5 @@
 """A prepared computation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

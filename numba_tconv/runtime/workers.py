@@ -1,7 +1,5 @@
 """Work for several processors; multiprocessing would run a plain script again in each."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

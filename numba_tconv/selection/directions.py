@@ -1,7 +1,5 @@
 """Directions: forward pass, gradients, training step."""
 
-from __future__ import annotations
-
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.rung import Rung
 

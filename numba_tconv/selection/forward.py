@@ -1,7 +1,5 @@
 """The rung for a problem, chosen by sizes alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +81,7 @@ def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device
             return able["depthwise"], f"depthwise is for few channels a group, {most}"
         if not able.keys() & STRONGER:
             return able["depthwise"], "depthwise is for few channels a group where no rung above k3 can do them"
-    short = problem.in_channels_per_group * problem.taps.taps_per_row <= SHORT_SUM or dtype == torch.float64
+    short = problem.terms() <= SHORT_SUM or dtype == torch.float64
     if "k2_polyphase" in able and problem.flops < SMALL_FLOPS and short:
         small = f"k2_polyphase is for short sums of fewer than {SMALL_FLOPS:,} FLOPs"
         return able["k2_polyphase"], f"{small}, where packed weights and tiles cost more than they save"

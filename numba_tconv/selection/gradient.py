@@ -1,7 +1,5 @@
 """Rungs and functions for each gradient."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

@@ -2,8 +2,6 @@
 
 Alone, short signals share windows, filled row by row, or leave tiles half empty."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """``alias_free_activation`` and its layer."""
 
-from __future__ import annotations
-
 import math
 
 import torch

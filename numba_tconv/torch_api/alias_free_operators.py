@@ -3,8 +3,6 @@
 Kernels compute CUDA tensors and first derivatives, ``composed`` the rest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Compile kernels ahead, on any machine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -3,8 +3,6 @@
 Where ``is_clear``, the implementation or its torch.autograd.Function is called.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The operators' FLOPs for torch.utils.flop_counter."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 

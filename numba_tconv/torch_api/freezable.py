@@ -1,7 +1,5 @@
 """``Freezable``, the base of this package's layers: calls that end ``freeze``, and no torch.jit.script."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm

@@ -1,7 +1,5 @@
 """``freeze`` and ``unfreeze`` of a served model."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -81,18 +79,13 @@ def freeze(model: nn.Module) -> Freezing:
     check_frozen_mode(model)
     frozen, left = [], {}
     for name, layer in model.named_modules():
-        if isinstance(layer, ConvTranspose1d):
-            if unknown := _computed_by_others(layer):
-                left[name] = f"its {unknown} is neither a parameter nor computed by a known hook"
-                continue
+        is_convolution = isinstance(layer, ConvTranspose1d)
+        if is_convolution and (unknown := _computed_by_others(layer)):
+            left[name] = f"its {unknown} is neither a parameter nor computed by a known hook"
+        elif isinstance(layer, Freezable):
             if layer._frozen is None or not layer._frozen.stands(layer):
                 layer._unfreeze()
-                vars(layer)["_frozen"] = FrozenLayer(layer)
-            frozen.append(layer._frozen)
-        elif isinstance(layer, AliasFreeActivation):
-            if layer._frozen is None or not layer._frozen.stands(layer):
-                layer._unfreeze()
-                vars(layer)["_frozen"] = FrozenActivation(layer)
+                vars(layer)["_frozen"] = (FrozenLayer if is_convolution else FrozenActivation)(layer)
             frozen.append(layer._frozen)
         elif isinstance(layer, nn.ConvTranspose1d):
             left[name] = "it is torch's layer: convert it first"

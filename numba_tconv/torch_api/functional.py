@@ -1,7 +1,5 @@
 """``conv_transpose1d``: torch's function on this package's kernels."""
 
-from __future__ import annotations
-
 from functools import lru_cache, partial
 
 import torch
@@ -135,8 +133,7 @@ def _computed(input, weight, bias, parameters: Parameters, variant, precision) -
 
     dtype, unbatched, parts = input.dtype, input.dim() == 2, None
     if is_own_padding(parameters.padding):
-        own = own_sizes(input, weight, *parameters)
-        parameters, parts, inside = own.parameters, own.parts, own.inside
+        parameters, parts, inside = own_sizes(input, weight, *parameters)
     if autocasts(input):
         dtype = torch.get_autocast_dtype(input.device.type)
         if input.is_cuda or parts:  # torch casts CPU tensors

@@ -8,8 +8,6 @@ T(x, w) is linear in each operand, so each gradient's derivatives are T and the 
 Operands are batched; ``others`` are Parameters and the precision, in the operator's order.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The layer ``ConvTranspose1d``."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

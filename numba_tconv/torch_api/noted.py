@@ -1,7 +1,5 @@
 """Finds a function's transposed convolutions and activations without computing them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

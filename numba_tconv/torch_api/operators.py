@@ -1,7 +1,5 @@
 """The operator ``numba_tconv::conv_transpose1d``, and the gradient operators on GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache, partial
 

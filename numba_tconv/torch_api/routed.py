@@ -1,7 +1,5 @@
 """``routed``: a dispatch key in the thread's set routes one operator here; others pass at no cost."""
 
-from __future__ import annotations
-
 import threading
 
 import torch

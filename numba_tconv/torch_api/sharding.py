@@ -4,8 +4,6 @@ They are linear in each operand, so shares split the batch, output channels, or 
 groups only the batch.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 

@@ -1,10 +1,7 @@
 """A call's integers, checked as in torch, and this package's ``padding``: a pair or word."""
 
-from __future__ import annotations
-
 import contextlib
 import operator
-from typing import NamedTuple
 
 import torch
 
@@ -34,20 +31,8 @@ def checked_padding(padding) -> str | tuple[int, int]:
     return pair
 
 
-class OwnSizes(NamedTuple):
-    stride: int
-    parts: Parts
-    inside: int  # outputs of the Problem that count
-    groups: int
-    dilation: int
-
-    @property
-    def parameters(self) -> Parameters:
-        return Parameters(self.stride, self.parts.padding, self.parts.output_padding, self.groups, self.dilation)
-
-
-def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) -> OwnSizes:
-    """The sizes of a call whose padding is a pair or a word.
+def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) -> tuple[Parameters, Parts, int]:
+    """The Problem's parameters, for a padding that is a pair or a word; its parts; how many of its outputs count.
 
     Raises as ``checked_padding`` and ``integers``, RuntimeError if no output is left.
     """
@@ -55,7 +40,7 @@ def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) 
     given = Parameters(*integers(stride, 0, output_padding, groups, dilation))
     stride, output_padding, dilation = given.stride, given.output_padding, given.dilation
     if weight.dim() != 3 or input.dim() not in (2, 3) or stride < 1 or dilation < 1:
-        return OwnSizes(stride, Parts(0, 0, output_padding, 0), 0, given.groups, dilation)  # refused later
+        return given, Parts(0, 0, output_padding, 0), 0  # refused later
     check_output_padding(output_padding, stride, dilation)
     length, taps = input.shape[-1], weight.shape[2]
     parts = parts_of(own, taps, stride, output_padding, dilation)
@@ -66,7 +51,7 @@ def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) 
         )
     if inside < 1:  # all outputs lie outside the signal
         parts, inside = Parts(left, 0, 0, 0), 0
-    return OwnSizes(stride, parts, inside, given.groups, dilation)
+    return given._replace(padding=parts.padding, output_padding=parts.output_padding), parts, inside
 
 
 def with_ends(output, bias, parts: Parts, inside: int):

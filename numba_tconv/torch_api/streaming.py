@@ -15,8 +15,6 @@ The state holds them: (N, C_in, F), zeros at the start. Its N slots advance toge
 For a layer with left padding p, drop the stream's first p samples: ``torch.cat(steps, dim=2)[:, :, p:]``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

@@ -3,8 +3,6 @@
 torch crops both ends alike, less ``output_padding``; for other crops, outputs are dropped.
 """
 
-from __future__ import annotations
-
 import torch
 
 from numba_tconv.formula.padding import cover_of

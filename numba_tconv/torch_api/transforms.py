@@ -1,7 +1,5 @@
 """Derivatives in reverse mode, forward mode and under torch.func."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """``warm``: kernels compiled ahead."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

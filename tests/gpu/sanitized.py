@@ -9,8 +9,6 @@ torch computes on the CPU and moves whole storages, by copies that initcheck tak
 allocation of its own, so that memcheck sees one byte too many, and initcheck no earlier tensor.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

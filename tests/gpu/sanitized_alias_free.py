@@ -1,7 +1,5 @@
 """The alias-free activation and its gradients for compute-sanitizer (sanitized.py): rows of one tile and of several."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The depthwise rung's problems for compute-sanitizer (sanitized.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

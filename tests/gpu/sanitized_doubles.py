@@ -1,7 +1,5 @@
 """k5_dmma's problems in float64 for compute-sanitizer (sanitized.py)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Steps of streams for compute-sanitizer (sanitized.py): each kernel's usual tile and tiny ones, whole and ragged."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What the lab says without a GPU, for the record of tests/plans.py: options, explanations, cases, sizes, bounds."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -149,7 +149,7 @@ def test_inspect_shows_every_kernel_of_a_gradient(capsys):
 
 def test_every_instruction_of_a_report_is_counted(capsys, monkeypatch):
     monkeypatch.setattr(inspection.offline.Report, "instruction_mix", Counter(MOV=3, FADD=1))
-    inspection.print_report(inspection.offline.Report("", (9, 0), 128, 32, 0, 0, 0, "", b"", "", 0.0))
+    inspection.print_report(inspection.offline.Report("", (9, 0), 128, 32, 0, 0, 0, "", b"", ""))
     out = capsys.readouterr().out
     assert "4 instructions, most often" in out
     assert re.search(r"\| MOV +\| +3 \| +75% \|", out)

@@ -147,12 +147,12 @@ def recorded(data, what, **arguments):
 
 def test_rows_of_the_same_sizes_are_found_whatever_they_are_called(data):
     base = workloads.get("kb64")
-    total, batch = workloads.at_length(base, 2048), workloads.at_length(base, 2048, 16)
-    made = [row("kb64"), row(total), row(batch, "k3_shared_tile"), row("kb64", "auto")]
+    many, batch = workloads.at_length(base, 2048, 2048), workloads.at_length(base, 2048, 16)
+    made = [row("kb64"), row(many), row(batch, "k3_shared_tile"), row("kb64", "auto")]
     rows.append(data / "a.csv", made)
     kept = rows.read(data / "a.csv")
     assert recorded(data, "kb64") == {"k4_register_tile": kept[0]}
-    assert recorded(data, total.problem) == {"k4_register_tile": kept[1]}
+    assert recorded(data, many.problem) == {"k4_register_tile": kept[1]}
     assert recorded(data, replace(batch.problem, bias=True)) == {"k3_shared_tile": kept[2]}
     assert recorded(data, replace(base.problem, length=2048)) == {}
 

@@ -285,10 +285,12 @@ def without_cache():
 
 @lru_cache(1)
 def k3_seconds(when):
-    """Seconds that k3 takes to compile now, after a first compilation."""
+    """Processor time that k3 takes to compile now, after a first compilation."""
     simple_report(K3)
     with without_cache():
-        return simple_report.__wrapped__(K3).seconds
+        before = sum(os.times()[:4])
+        simple_report.__wrapped__(K3)
+        return sum(os.times()[:4]) - before
 
 
 @cache
@@ -299,9 +301,11 @@ def matrix_report(name, workload, precision):
     config = rung.config(problem, next(d for d, known in PRECISIONS.items() if precision in known), precision)
     kernel = rung.kernel(config)
     with without_cache():
+        before = sum(os.times()[:4])
         report = offline.report(kernel, HOPPER, rung.shared_bytes(problem, config))
+        seconds = sum(os.times()[:4]) - before
     disk.ptx(kernel.name, kernel.key, HOPPER, lambda: report.ptx)  # for the tests of other files
-    return config, report, report.seconds / simpler
+    return config, report, seconds / simpler
 
 
 @matrix_products
@@ -311,7 +315,10 @@ def test_tensor_core_rungs_stay_in_their_registers(name, workload, precision):
     check_memory(report, min(255, REGISTERS // (report.threads * blocks) // 8 * 8))
     assert report.blocks_per_multiprocessor >= blocks
     if name == "k6_wgmma":  # with a margin: another version of Python gives other PTX
-        assert offline.spill_bytes_with_fewer(report, 8) == 0
+        grows = re.compile(r"(setmaxnreg\.inc\.sync\.aligned\.u32 )(\d+)")
+        ptx, replaced = grows.subn(lambda found: f"{found[1]}{int(found[2]) - 8}", report.ptx)
+        assert replaced
+        assert offline.report(RUNGS[name].kernel(config), HOPPER, ptx=ptx).spill_bytes == 0
 
 
 @matrix_products

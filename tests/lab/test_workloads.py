@@ -55,24 +55,9 @@ def test_sets_and_names_expand_without_repeating():
     assert names == ["kb79", "kb64", "kb74", "depthwise"]
 
 
-def test_fixed_total_keeps_the_work():
-    base = workloads.get("kb64")
-    for exponent in range(10, 21):
-        resized = workloads.at_length(base, 2**exponent)
-        assert resized.name == "kb64@total"
-        assert resized.problem.length == 2**exponent
-        assert resized.problem.flops == base.problem.flops
-
-
 def test_fixed_batch_keeps_the_batch():
     resized = workloads.at_length(workloads.get("kb64"), 1000, batch=16)
     assert (resized.name, resized.problem.batch, resized.problem.length) == ("kb64@batch16", 16, 1000)
-
-
-@pytest.mark.parametrize("length", [0, 1000, 2**23])
-def test_a_total_that_the_length_does_not_divide_is_refused(length):
-    with pytest.raises(ValueError, match=f"length {length} does not divide"):
-        workloads.at_length(workloads.get("kb64"), length)
 
 
 def test_a_row_leads_back_to_what_was_measured():
@@ -80,17 +65,13 @@ def test_a_row_leads_back_to_what_was_measured():
         length = workload.problem.length
         assert workloads.of_row(name, length) is workload
         assert workloads.of_row(name, length + 1) is None
-        for batch in (None, 3):
-            resized = workloads.at_length(workload, length if batch is None else 77, batch)
-            assert workloads.of_row(resized.name, resized.problem.length) == resized
+        resized = workloads.at_length(workload, 77, 3)
+        assert workloads.of_row(resized.name, 77) == resized
 
 
-@pytest.mark.parametrize(
-    "name", ["kb65", "kb65@total", "kb64@", "kb64@batch", "kb64@batchx", "kb64@total3", "kb64@batch2@total"]
-)
+@pytest.mark.parametrize("name", ["kb65", "kb65@batch2", "kb64@", "kb64@batch", "kb64@batchx", "kb64@batch2@batch3"])
 def test_other_rows_lead_nowhere(name):
     assert workloads.of_row(name, 65536) is None
-    assert workloads.of_row("kb64@total", 65537) is None
 
 
 def test_a_layer_of_sizes_is_named_after_them():

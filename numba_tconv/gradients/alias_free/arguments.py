@@ -1,7 +1,5 @@
 """Tuples that the device functions share."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """What a row's ends receive from their repetitions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

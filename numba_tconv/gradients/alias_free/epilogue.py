@@ -1,7 +1,5 @@
 """x's gradient from the planes of the up-samples', and a block's sums of alpha's and beta's."""
 
-from __future__ import annotations
-
 from numba import cuda, int32, uint64
 
 from numba_tconv.ptx import device_function, load_vector, multiply_add, store_run

@@ -4,8 +4,6 @@ dv, the gradient of activated up-samples, is made from dy as u from x. du, the g
 in the forward kernel.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

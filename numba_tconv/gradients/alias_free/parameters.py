@@ -1,7 +1,5 @@
 """Gradients of alpha and beta from blocks' sums, in float64 and a fixed order."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Launches of the gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

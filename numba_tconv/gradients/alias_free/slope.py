@@ -1,7 +1,5 @@
 """Derivatives of activations: device functions u -> derivative."""
 
-from __future__ import annotations
-
 import math
 
 from numba_tconv.ptx import device_function

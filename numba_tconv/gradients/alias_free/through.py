@@ -1,7 +1,5 @@
 """From y's gradient through the activation to the up-samples'."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Tiles of the gradients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 

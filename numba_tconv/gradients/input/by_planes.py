@@ -3,8 +3,6 @@
 On planes (gradients/planes.py) it has stride 1, pairs of an output channel and a phase as channels, and a row's taps
 reversed. With stride 1 grad_output is its own plane."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,7 +14,6 @@ from numba_tconv.gradients import planes
 from numba_tconv.gradients.rung import FEWEST_CHANNELS, GradientRung, too_few
 from numba_tconv.kernels.common.tensor_core.rung import default_precision
 from numba_tconv.kernels.k5_dmma.kernel import DoubleMatrix
-from numba_tconv.kernels.k5_mma.choose import config_of
 from numba_tconv.kernels.k5_mma.kernel import WarpMatrix
 from numba_tconv.kernels.k6_wgmma.kernel import WarpgroupMatrix
 from numba_tconv.kernels.rung import Rung, Step
@@ -100,15 +97,10 @@ class InputPlanes(GradientRung):
         precision, device = precision or _precision_of(dtype), device or gpu.H200
         rung = self.forward_rung(problem, dtype, precision, device)
         planes_config = None if reads_grad_output(problem) else planes.make_config(problem, dtype)
-        if rung.name == "k6_wgmma":
-            return Config(planes_config, rung.name, rung.config(adjoint(problem), dtype, precision))
-        # k5 and k5_dmma choose other tiles for unaligned rows.
         p = adjoint(problem)
         pitch = planes.pitch_of(problem, dtype) if planes_config else p.length
-        shape, strides = p.in_shape, (p.in_channels * pitch, pitch, 1)
-        if rung.name == "k5_mma":
-            return Config(planes_config, rung.name, config_of(p, precision, device, shape, strides, 0))
-        return Config(planes_config, rung.name, rung.choose(Layout(shape, strides, dtype, NO_GPU, 0), p, device))
+        x = Layout(p.in_shape, (p.in_channels * pitch, pitch, 1), dtype, NO_GPU, 0)
+        return Config(planes_config, rung.name, rung.config_of(x, p, precision, device))
 
     def steps(self, config, problem, device=H200):
         apart = [] if config.planes is None else [Step("planes", planes.make_kernel(config.planes))]

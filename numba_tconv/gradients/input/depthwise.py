@@ -3,8 +3,6 @@
 A thread computes neighbouring positions from a run of grad_output, in 16-byte vectors.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -37,9 +35,7 @@ from numba_tconv.kernels.depthwise.rows import (
     reason,
     split,
 )
-from numba_tconv.kernels.rung import Step
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, store_run, vectors_of
-from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, flat
 from numba_tconv.runtime.layout import Layout
@@ -188,6 +184,7 @@ class InputDepthwise(GradientRung):
     of = "grad_input"
     idea = "few channels a group: grad_output in vectors straight into registers, shifted there; weights in registers"
     memory_bound = True
+    make_kernel = staticmethod(make_kernel)
 
     def supports(self, problem, dtype, precision):
         if why := super().supports(problem, dtype, precision) or reason(problem):
@@ -204,9 +201,6 @@ class InputDepthwise(GradientRung):
 
     def tiny_configs(self, problem, dtype):
         return [make(problem, dtype, lanes=lanes, threads=4, passes=2, min_blocks=1) for lanes in (4, 2)]
-
-    def steps(self, config, problem, device=H200):
-        return [Step("main", make_kernel(config))]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         return _prepared(problem, config or choose(problem, result.dtype), grad_output, weight, result)

@@ -2,8 +2,6 @@
 
 Element i meets the outputs ``i*stride - padding + k*dilation``; the range of k is known before the loops."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +12,7 @@ from numba import cuda, uint64
 
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.common.arguments import Signal, Weights, arguments, of_problem, signal_like, weights_like
-from numba_tconv.kernels.rung import SUM_CHANNELS, Step
-from numba_tconv.runtime.device import H200
+from numba_tconv.kernels.rung import SUM_CHANNELS
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, alike, flat
 
@@ -84,15 +81,13 @@ class InputGather(GradientRung):
     name = "grad_input_gather"
     of = "grad_input"
     idea = "one thread an element of grad_input; the taps whose output exists, no test in the loops"
+    make_kernel = staticmethod(make_kernel)
 
     def config(self, problem, dtype, device=None, precision=None):
         return Config(dtype)
 
     def tiny_configs(self, problem, dtype):
         return [Config(dtype, threads=32)]
-
-    def steps(self, config, problem, device=H200):
-        return [Step("main", make_kernel(config))]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         config = config or self.config(problem, result.dtype)

@@ -2,8 +2,6 @@
 
 Splits are like groups, but share one group's weights by columns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -3,8 +3,6 @@
 A pair of channels has one sum a tap; blocks split its positions. A thread's sums have at most PARTIAL_TERMS products.
 Blocks add them up in float64; gradients/sum.py adds the blocks' sums."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import NamedTuple

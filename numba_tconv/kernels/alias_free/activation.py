@@ -1,7 +1,5 @@
 """Activations as device functions (u, constants) -> value."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A tile's outputs, from the planes of activated up-samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

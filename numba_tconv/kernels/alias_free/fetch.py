@@ -1,7 +1,5 @@
 """A tile's part of a row, copied to shared memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from numba import cuda, int32, int64, uint32, uint64

@@ -1,7 +1,5 @@
 """A thread's products: a filter between zeros (``Up``) or with steps (``Down``)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

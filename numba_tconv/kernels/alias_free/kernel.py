@@ -3,8 +3,6 @@
 A thread makes the up-samples of ``run`` positions, then ``run`` outputs. Planes hold every ``down_ratio``-th up-sample.
 Taps are loaded in every tile: registers hold one filter at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Sines and cosines of a*u: polynomials of its distance from the nearest whole half period."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

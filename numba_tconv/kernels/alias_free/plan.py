@@ -1,7 +1,5 @@
 """The launch of the alias-free activation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Tiles of the alias-free activation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache

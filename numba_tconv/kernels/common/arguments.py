@@ -1,7 +1,5 @@
 """Named kernel arguments. Strides are in elements."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import types

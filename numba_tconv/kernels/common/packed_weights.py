@@ -1,7 +1,5 @@
 """Weights in a rung's order: packed in every call, or kept by a frozen layer."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import cache, cached_property

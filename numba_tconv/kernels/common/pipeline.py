@@ -2,8 +2,6 @@
 
 A stage has two mbarriers, full and empty, whose phases alternate between parities 0 and 1."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import int32

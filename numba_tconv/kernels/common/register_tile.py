@@ -3,8 +3,6 @@
 A register bank delivers one operand a clock; one that the last product used is at hand. So every other row is
 multiplied backwards, and ``exchanged`` sums lie in another bank than their columns."""
 
-from __future__ import annotations
-
 from functools import cache, cached_property
 
 import torch

@@ -1,7 +1,5 @@
 """Copies with 16-byte aligned rows, for the copy engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import NamedTuple

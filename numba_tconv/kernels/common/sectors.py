@@ -1,7 +1,5 @@
 """Sectors of 32 bytes. A copy fetches a sector twice if its halves go to two sectors of shared memory."""
 
-from __future__ import annotations
-
 SECTOR = 32
 ENTRY = 8  # bytes of an entry before dynamic shared memory
 

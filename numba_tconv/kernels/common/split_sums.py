@@ -3,8 +3,6 @@
 The split is a grouped problem on the same tensors; its float32 outputs are partial sums. A second kernel adds them and
 the bias in a fixed order, and converts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache

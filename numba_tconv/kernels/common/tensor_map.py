@@ -2,8 +2,6 @@
 
 Equal layouts share a map; kernels write the address into a copy."""
 
-from __future__ import annotations
-
 import math
 
 import torch

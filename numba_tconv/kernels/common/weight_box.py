@@ -3,8 +3,6 @@
 Neighbours in global memory are taps of one channel, in a packed stage different channels. So a block copies a box along
 the taps, in vectors where possible, and gathers from shared memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Named arguments."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import types

@@ -3,8 +3,6 @@
 A thread makes 16 bytes of outputs a pass. Passes advance by whole strides and loads: all run one case of straight-line
 code."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 

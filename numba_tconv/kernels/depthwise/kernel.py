@@ -8,8 +8,6 @@ A block copies the inputs of a stretch of outputs into shared memory. A thread m
 direct.py takes 16-bit layers of one input channel a group and equal taps in all phases, long.py more weights than
 registers hold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import NamedTuple

@@ -6,8 +6,6 @@ serves a warp. Which tap meets which input is known when compiling.
 * Channels are copied while earlier ones are multiplied.
 * Outputs replace inputs in shared memory and leave in vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple

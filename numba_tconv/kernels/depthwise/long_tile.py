@@ -1,7 +1,5 @@
 """Tiles for long filters, and when the selection takes them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -192,17 +190,13 @@ def tiles(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
 
 
 def _adds_apart(problem: Problem, dtype: torch.dtype) -> bool:
-    return dtype == torch.float32 and terms(problem) > LONGEST_SUM
+    return dtype == torch.float32 and problem.terms() > LONGEST_SUM
 
 
 def _small(config: LongConfig) -> bool:
     """Whether registers hold a chunk's window, and the code is short."""
     products = config.chunk * config.out_per_group * config.columns
     return fits(config) and config.reach(config.chunk) <= MOST_REACH and products <= MOST_PRODUCTS
-
-
-def terms(problem: Problem) -> int:
-    return problem.in_channels_per_group * problem.taps.taps_per_row
 
 
 @lru_cache(maxsize=1024)
@@ -216,7 +210,7 @@ def choose(problem: Problem, dtype: torch.dtype) -> LongConfig | None:
 
 def is_meant(problem: Problem, dtype: torch.dtype, cc: tuple[int, int]) -> bool:
     """Whether this form is preferred to k4 and tensor cores, whose tiles stay partly empty."""
-    return cc >= MINIMUM_CC and terms(problem) <= MOST_TERMS and choose(problem, dtype) is not None
+    return cc >= MINIMUM_CC and problem.terms() <= MOST_TERMS and choose(problem, dtype) is not None
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:

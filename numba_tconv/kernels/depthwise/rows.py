@@ -1,7 +1,5 @@
 """Limits, blocks of rows, and what gradients' positions meet."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import torch

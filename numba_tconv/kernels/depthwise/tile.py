@@ -1,7 +1,5 @@
 """Tiles of the staged form."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

@@ -1,7 +1,5 @@
 """Arguments and shared tuples. Offsets are in elements."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

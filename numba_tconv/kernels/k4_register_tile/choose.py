@@ -2,8 +2,6 @@
 
 Many rounds of blocks are weighed by throughput (``cost``), few by the busiest multiprocessor (``few_cost``)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """k4's and k5_dmma's epilogue: from shared memory to runs of outputs."""
 
-from __future__ import annotations
-
 from numba import cuda, int32, int64, uint32, uint64
 
 from numba_tconv.ptx import device_function, load_vector, store_vector

@@ -1,7 +1,5 @@
 """Products of a thread's operands in registers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Packed weights of k4: (group, row tile, tap chunk, channel chunk, k, tap, m); missing ones are zeros."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """k4's and k5_dmma's producer, by cp.async."""
 
-from __future__ import annotations
-
 from numba import cuda, int32, int64, uint64
 
 from numba_tconv.ptx import cp_async, device_function

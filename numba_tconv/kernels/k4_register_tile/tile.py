@@ -3,8 +3,6 @@
 In every rung m counts rows (output channel, phase), n columns (positions of all samples end to end), k input channels.
 A block has ``block_m x block_n`` sums, divided as WarpTile describes, and ``block_k`` channels a stage."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -163,8 +161,7 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
     chunk = tile.pop("tap_chunk", None) or tap_chunk(problem, tile["thread_m"] * tile["thread_n"], tile["thread_n"])
     ragged, one_phase = problem.kernel_size % t.rows != 0, tile.pop("one_phase", False)
     terms = terms_of_a_partial_sum(problem)
-    products = problem.in_channels_per_group * t.taps_per_row
-    short = dtype == torch.float64 or products <= terms
+    short = dtype == torch.float64 or problem.terms() <= terms
     if chunk < t.taps_per_row and chunk * t.step % tile.get("x_vector", 1):
         tile["x_vector"] = 1
     tile.setdefault("partial", 0 if short else max(1, terms // (block_k * chunk)))

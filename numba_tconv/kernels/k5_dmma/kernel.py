@@ -2,8 +2,6 @@
 
 k4's tiles, multiplied by mma.sync. On Hopper, producer warps copy (ring.py)."""
 
-from __future__ import annotations
-
 import torch
 
 from numba_tconv.formula.problem import Problem

@@ -2,8 +2,6 @@
 
 A lane's two weights of four channels are 16 packed bytes. Inputs are read for each tap."""
 
-from __future__ import annotations
-
 from numba import float64, int32
 
 from numba_tconv.kernels.k4_register_tile.arguments import Lane, Stage

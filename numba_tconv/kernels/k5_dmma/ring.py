@@ -6,8 +6,6 @@
 Two blocks share a multiprocessor: one multiplies while the other stores. The copy engine fetches weights and windows in
 one sample; cp.async others, with zeros outside the signal."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from numba import cuda, float64, int32, int64

@@ -1,7 +1,5 @@
 """Tiles, and their cost model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache

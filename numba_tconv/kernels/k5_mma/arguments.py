@@ -1,15 +1,14 @@
 """Arguments, and where a thread works."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import cuda, float32, int32, types, uint32
 
+from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.tensor_core.outputs import Alignment
 from numba_tconv.ptx import device_function
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import flat, named
+from numba_tconv.runtime.kernel import flat
 
 from .tile import COLUMN_WARPS, WARP_COLUMNS, Config
 
@@ -74,15 +73,9 @@ def make_thread_of(config: Config):
 
 
 def types_of(config: Config) -> tuple:
-    stored, integer = flat(ELEMENTS[config.tile.dtype].storage), types.int64
-    bits = flat(bits_type(config))
-
-    def integers(fields):
-        return named(fields, **dict.fromkeys(fields._fields, integer))
-
-    x = named(Input, data=bits, stride_n=integer, stride_c=integer)
-    weights = named(Weights, packed=bits, bias=stored, has_bias=integer)
-    return x, weights, stored, *map(integers, (Sizes, Loop, Alignment))
+    stored, bits = flat(ELEMENTS[config.tile.dtype].storage), flat(bits_type(config))
+    weights = arguments(Weights, packed=bits, bias=stored)
+    return arguments(Input, data=bits), weights, stored, *map(arguments, (Sizes, Loop, Alignment))
 
 
 def bits_type(config: Config) -> types.Type:

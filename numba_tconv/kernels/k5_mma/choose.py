@@ -1,7 +1,5 @@
 """Chooses a configuration that fits in registers and shared memory."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from functools import lru_cache
 from itertools import takewhile

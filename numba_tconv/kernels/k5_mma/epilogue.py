@@ -1,7 +1,5 @@
 """From sums through the staging buffer to y."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from numba import cuda, float32, int32, int64, uint64

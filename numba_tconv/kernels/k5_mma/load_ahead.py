@@ -1,7 +1,5 @@
 """The producer with resident weights: a team fills its ring, ahead into its next tiles."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import cuda, int32, int64, uint64

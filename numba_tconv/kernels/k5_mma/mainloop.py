@@ -1,7 +1,5 @@
 """A lane's window in registers, and its products."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint64

@@ -4,8 +4,6 @@ A copy is 16 bytes where all rows of x are so aligned, else a word. A window wit
 others by a table of sources. Where 16-bit rows begin within a word, copies take a word more; mainloop.py shifts
 columns."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import cuda, int32, int64, uint32, uint64

@@ -2,8 +2,6 @@
 
 Each team has own tiles and ring: one's stores hide behind another's products."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from numba import cuda, float32, int32, int64, types, uint32, uint64

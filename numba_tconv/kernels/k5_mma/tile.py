@@ -1,7 +1,5 @@
 """Configurations: two warps share a tile's columns; rows come in fragments of 16."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from numba_tconv.formula.problem import Problem

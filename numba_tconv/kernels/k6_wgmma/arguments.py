@@ -1,15 +1,14 @@
 """The kernel's arguments, and tuples that its parts share."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import types
 
+from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.tensor_core.outputs import Alignment, Runs
 from numba_tconv.kernels.common.tensor_map import MAP_WORDS
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import flat, named
+from numba_tconv.runtime.kernel import flat
 
 from .tile import Config
 
@@ -100,18 +99,14 @@ class Grid(NamedTuple):
 
 
 def signature_of(config: Config) -> tuple:
-    tile, integer = config.tile, types.int64
-    stored = flat(ELEMENTS[tile.dtype].storage)
-
-    def kind(fields, **others):
-        return named(fields, **dict.fromkeys(fields._fields, integer) | others)
-
+    stored = flat(ELEMENTS[config.tile.dtype].storage)
+    of_x = dict(window=arguments(Window), fetch=arguments(Fetch), samples=arguments(Samples))
     return (
-        kind(TensorMap, template=types.UniTuple(integer, MAP_WORDS)),
-        kind(Input, data=stored, window=kind(Window), fetch=kind(Fetch), samples=kind(Samples)),
-        kind(Weights, packed=stored, bias=stored),
-        kind(Target, data=flat(ELEMENTS[tile.out_dtype].storage)),
-        *map(kind, (Channels, Columns, Grid, Alignment)),
+        arguments(TensorMap, template=types.UniTuple(types.int64, MAP_WORDS)),
+        arguments(Input, data=stored, **of_x),
+        arguments(Weights, packed=stored, bias=stored),
+        arguments(Target, data=flat(ELEMENTS[config.tile.out_dtype].storage)),
+        *map(arguments, (Channels, Columns, Grid, Alignment)),
     )
 
 

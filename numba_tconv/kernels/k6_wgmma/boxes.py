@@ -5,8 +5,6 @@ dimension is these rows; another is the rows between, with x's stride less ``she
 ``shear`` * (c % alike) elements into its box row. Outside the signal consumers put zeros, or the copy engine where
 windows are ``aligned``."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache

@@ -2,8 +2,6 @@
 
 A stage lasts as long as its products and copies together. Stores hide behind products unless both warpgroups store."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

@@ -4,8 +4,6 @@
 * Joined, for short samples in parts of the phases (epilogue/part.py): a channel's samples lie end to end with zeros
   between. Every window is one box, and few columns are wasted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

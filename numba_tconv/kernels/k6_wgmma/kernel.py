@@ -14,8 +14,6 @@ take neighbouring tiles from the same stages.
 
 Measured (H200, kb64, tf32): 1.28 ms, 1.5 times k5."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

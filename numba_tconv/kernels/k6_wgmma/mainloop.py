@@ -1,7 +1,5 @@
 """A warpgroup's products of a tile."""
 
-from __future__ import annotations
-
 from numba import float32, int32, int64, uint32
 
 from numba_tconv.kernels.common.pipeline import Slot, advance, release, stage_before, wait_full

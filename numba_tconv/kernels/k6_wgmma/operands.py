@@ -1,7 +1,5 @@
 """The register operand: a lane's window of x."""
 
-from __future__ import annotations
-
 from numba import cuda, float32, int32
 
 from numba_tconv.kernels.common.tensor_core.split_operand import SPLIT_ROWS, make_split, put_tf32

@@ -1,7 +1,5 @@
 """Plans launches for tensors laid out alike."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Producer warps fill the ring: a window by a box (boxes.py) or, where samples share it, by rows."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import cuda, int32, int64, uint32, uint64

@@ -1,7 +1,5 @@
 """Tile scheduler: concurrent blocks share inputs and weights in L2."""
 
-from __future__ import annotations
-
 from numba import cuda, int32, int64, uint32
 
 from numba_tconv.ptx import device_function

@@ -3,8 +3,6 @@
 With many taps (Config.split_ahead) it saves work and registers; with few, lanes split (operands.py). Channels t and t +
 4 share a word: hi in row t, lo in row t + 4."""
 
-from __future__ import annotations
-
 from numba import float32, int32
 
 from numba_tconv.kernels.common.tensor_core.split_operand import (

@@ -3,24 +3,23 @@
 A thread has a row of a tile and a share of its weights. Partial sums are added in a fixed order. Early blocks gather on
 few multiprocessors: long sums do not begin early."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
 import torch
-from numba import cuda, float32, int32, int64, types, uint64
+from numba import cuda, float32, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.tensor_core.fragments import split_channel
 from numba_tconv.kernels.common.tensor_core.pack import WORDS, packed_size
 from numba_tconv.kernels.common.tensor_core.tile import Tile
 from numba_tconv.ptx import bits_of, device_function, f16_to_f32, griddepcontrol_wait, load_run, repeated, round_tf32
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, named
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
 from .arguments import Weights
 from .tile import Config, tail_column
@@ -218,12 +217,8 @@ def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
         griddepcontrol_wait()
 
     stored = flat(storage)
-
-    def kind(fields, **others):
-        return named(fields, **dict.fromkeys(fields._fields, types.int64) | others)
-
-    layer = kind(Weights, packed=stored, bias=stored)
-    signature = kind(Input, data=stored), layer, stored, *map(kind, (Sizes, RowTiles, LastColumn))
+    layer = arguments(Weights, packed=stored, bias=stored)
+    signature = arguments(Input, data=stored), layer, stored, *map(arguments, (Sizes, RowTiles, LastColumn))
     return Kernel("k6_tail", k6_tail, signature, THREADS, key=f"{tile!r} {unpacked}" if unpacked else repr(tile))
 
 

@@ -1,7 +1,5 @@
 """Configurations, and the layout of shared memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -51,7 +49,7 @@ class Config:
     unpacked: bool = False  # producers order weights (unpacked.py)
 
     @property
-    def compiled(self) -> Config:
+    def compiled(self) -> "Config":
         """What k6's kernel depends on."""
         return replace(self, splits=1, tail=False)
 

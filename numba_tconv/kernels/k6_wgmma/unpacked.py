@@ -2,8 +2,6 @@
 
 A tile's weights of a channel are one run. No packing reads and writes them, but each pair of tiles orders them anew."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from numba import cuda, int32, int64

@@ -1,7 +1,5 @@
 """Arguments of the kernels of steps."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -5,8 +5,6 @@
 Products are added in the order of k2_polyphase.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

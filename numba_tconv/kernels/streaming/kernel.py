@@ -4,8 +4,6 @@ Sums of SUM_CHANNELS input channels are added in the order of k2_polyphase, so s
 whatever the frames, slots and mask.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from numba import cuda, int32, int64, types, uint8, uint32, uint64

@@ -7,8 +7,6 @@ order.
 Frames lie by time, then by slot: the columns' are adjacent for every q, and so is the new state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A stage's weights and frames for tensor cores, from global to shared memory."""
 
-from __future__ import annotations
-
 from numba import cuda, int32, int64, uint32, uint64
 
 from numba_tconv.ptx import (

@@ -1,7 +1,5 @@
 """Tiles of a step on tensor cores: ``Config`` fixes the machine code, ``choose`` picks it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache

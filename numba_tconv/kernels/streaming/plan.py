@@ -1,7 +1,5 @@
 """Turns the layouts of a step's tensors into kernel and launch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Counters by which blocks find out which of them is the last; zero before and after each launch."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

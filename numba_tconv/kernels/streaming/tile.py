@@ -1,7 +1,5 @@
 """Tiles of a step by columns: ``Config`` fixes the machine code, ``choose`` picks it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 

@@ -1,7 +1,5 @@
 """What the commands do; parser.py has their arguments."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

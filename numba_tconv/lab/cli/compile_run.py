@@ -1,7 +1,5 @@
 """Command ``compile``."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

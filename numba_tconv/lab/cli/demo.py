@@ -1,7 +1,5 @@
 """``demo``: check, compile, time what the machine allows; show recorded results."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

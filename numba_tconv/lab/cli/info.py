@@ -1,7 +1,5 @@
 """Command ``info``."""
 
-from __future__ import annotations
-
 import os
 import platform
 

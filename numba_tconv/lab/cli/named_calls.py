@@ -1,7 +1,5 @@
 """Calls that a command line names."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 

@@ -1,7 +1,5 @@
 """The command line."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import errno
@@ -150,14 +148,10 @@ def _sizes(one, but=()):
         if field.name in but:
             continue
         flag = "--" + field.name.replace("_", "-")
-        if field.type == "bool":
+        if field.type is bool:
             one.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=SIZES[field.name])
         else:
             one.add_argument(flag, type=whole_number, metavar="N", help=SIZES[field.name])
-
-
-def _batch(one):
-    one.add_argument("--batch", type=positive, metavar="N", help="of every workload (its own)")
 
 
 def _places(one):
@@ -212,7 +206,7 @@ def _add_measurements(command) -> None:
     one = command("bench", commands.run_bench, "measure workloads at full size, and add the rows to a file")
     one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",
                      help="names, or the sets kernelbench, audio, all (kernelbench audio)")  # fmt: skip
-    _batch(one)
+    one.add_argument("--batch", type=positive, metavar="N", help="of every workload (its own)")
     _measurement(one, DATA / "workloads.csv")
 
     one = command("sweep", sweep_run.run_sweep, "measure throughput against length, and add the rows to a file")

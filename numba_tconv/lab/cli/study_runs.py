@@ -1,7 +1,5 @@
 """Commands ``activations``, ``decoders``, ``kernelbench`` and ``streaming``."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Command ``sweep``."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -1,7 +1,5 @@
 """``explain``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The result of ``explain``."""
 
-from __future__ import annotations
-
 import html
 from dataclasses import dataclass
 

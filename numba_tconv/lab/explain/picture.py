@@ -1,7 +1,5 @@
 """An SVG picture of taps and phases."""
 
-from __future__ import annotations
-
 from html import escape
 
 from numba_tconv.formula.problem import Problem

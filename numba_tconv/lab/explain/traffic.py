@@ -1,7 +1,5 @@
 """Counts the loads of k1 to k4."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from numba_tconv.formula.problem import Problem

@@ -1,7 +1,5 @@
 """The output of ``inspect``."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import fields, is_dataclass, replace
 

@@ -1,8 +1,5 @@
 """Compilation without a GPU: NVVM, ptxas, nvdisasm."""
 
-from __future__ import annotations
-
-import os
 import re
 import shutil
 import subprocess
@@ -25,7 +22,7 @@ class ToolMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Report:
-    """``registers`` and ``local_bytes`` are a thread's, ``shared_bytes`` a block's; ``seconds`` is processor time."""
+    """``registers`` and ``local_bytes`` are a thread's, ``shared_bytes`` a block's."""
 
     name: str
     cc: tuple
@@ -37,7 +34,6 @@ class Report:
     ptx: str
     cubin: bytes
     log: str
-    seconds: float
 
     @cached_property
     def sass(self) -> str | None:
@@ -78,33 +74,21 @@ def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = N
 
     ``shared_bytes``: the launch's dynamic ones; ``ptx``: the kernel's, if known.
     """
-    before = _processor_seconds()
     ptx, cc = ptx or kernel.kept_ptx(target(cc[:2])), architecture(cc)
     cubin, log = _machine_code(ptx, cc)
-    seconds = _processor_seconds() - before
     return Report(
         name=kernel.name,
         cc=cc,
         threads=kernel.threads,
         registers=_number(r"Used (\d+) registers", log),
-        spill_bytes=_spill_bytes(log),
+        spill_bytes=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
         local_bytes=_number(r"(\d+) bytes stack frame", log),
         shared_bytes=_number(r"(\d+) bytes smem", log)
         + (kernel.shared_bytes if shared_bytes is None else shared_bytes),
         ptx=ptx,
         cubin=cubin,
         log=log,
-        seconds=seconds,
     )
-
-
-def spill_bytes_with_fewer(report: Report, registers: int) -> int:
-    """Bytes spilled with ``registers`` fewer. Raises ValueError without setmaxnreg.inc."""
-    fewer = re.compile(r"(setmaxnreg\.inc\.sync\.aligned\.u32 )(\d+)")
-    ptx, replaced = fewer.subn(lambda found: f"{found[1]}{int(found[2]) - registers}", report.ptx)
-    if not replaced:
-        raise ValueError(f"{report.name} has no setmaxnreg.inc")
-    return _spill_bytes(_machine_code(ptx, report.cc)[1])
 
 
 def _machine_code(ptx: str, cc: tuple) -> tuple[bytes, str]:
@@ -119,14 +103,6 @@ def _machine_code(ptx: str, cc: tuple) -> tuple[bytes, str]:
 def _number(pattern: str, log: str) -> int:
     found = re.search(pattern, log)
     return int(found.group(1)) if found else 0
-
-
-def _spill_bytes(log: str) -> int:
-    return _number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log)
-
-
-def _processor_seconds() -> float:
-    return sum(os.times()[:4])
 
 
 def instructions(sass: str) -> Counter:

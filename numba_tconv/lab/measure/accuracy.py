@@ -1,7 +1,5 @@
 """Errors against float64, and the rule for a right result."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,7 +33,7 @@ class Error:
     def __str__(self) -> str:
         return f"error norm {self.norm:.2e}, largest {self.largest:.2e}"
 
-    def within(self, of_torch: Error, dtype: torch.dtype, precision: str, terms: int) -> bool:
+    def within(self, of_torch: "Error", dtype: torch.dtype, precision: str, terms: int) -> bool:
         """Whether both measures are at most twice torch's in the same precision.
 
         The limit is at least the dtype's spacing; in float64, whose reference is rounded too, times the root of
@@ -48,7 +46,7 @@ class Error:
             spacing *= math.sqrt(terms)
         return self.at_most(Error(max(2 * of_torch.norm, spacing), max(2 * of_torch.largest, spacing)))
 
-    def at_most(self, limit: Error) -> bool:
+    def at_most(self, limit: "Error") -> bool:
         """Whether both measures are within ``limit``; False for NaN."""
         return self.norm <= limit.norm and self.largest <= limit.largest
 

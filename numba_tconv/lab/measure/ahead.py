@@ -1,7 +1,5 @@
 """Compilation before a measurement."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 

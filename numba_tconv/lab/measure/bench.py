@@ -3,8 +3,6 @@
 The copy's bandwidth gives the roofline. Results start as NaN; a wrong one gives no row.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """One problem by every rung, against float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

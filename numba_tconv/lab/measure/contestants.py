@@ -1,7 +1,5 @@
 """Contestants by name."""
 
-from __future__ import annotations
-
 import torch
 
 from numba_tconv.formula.precision import peak_name

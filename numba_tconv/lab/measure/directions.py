@@ -1,7 +1,5 @@
 """Each direction's operands, costs and implementations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple

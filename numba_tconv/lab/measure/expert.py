@@ -3,8 +3,6 @@
 conv1d's output channels are the phases, then shuffled and cropped.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import conv1d, pad
 

@@ -1,7 +1,5 @@
 """Random problems on every rung and gradient, against float64. Seed and number determine a case."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Random alias-free activations and gradients, against float64."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 On GPUs "ieee" and "fp64" must give k2_polyphase's bits; else float64 judges.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Where a measurement ran."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Where a forward output is wrong."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Measurements in CSV files."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -29,7 +27,7 @@ class Row(machine.Measured):
     Times are in ms, ``length`` in samples, ``gbps`` in 10^9 bytes/s of minimum traffic, ``tflops`` in 10^12
     operations/s. None: not applicable or not measured.
 
-    * ``workload``: a name, with a sweep's suffix ``@total`` or ``@batch<N>``
+    * ``workload``: a name, with a sweep's suffix ``@batch<N>``
     * ``rung``: a name, ``auto`` for the selection, or "cudnn" where no rung has the precision
     * ``cudnn_ms_p50``: torch's op, gradient or step; ``conv1d_ms_p50``: forward pass only
     * ``roofline``: floor time / ``ms_p50``
@@ -68,11 +66,11 @@ class Row(machine.Measured):
 COLUMNS = tuple(field.name for field in fields(Row))
 Kind = TypeVar("Kind")
 _PARSE = {
-    "str": str,
-    "int": int,
-    "bool": {"True": True, "False": False}.__getitem__,
-    "float": float,
-    "float | None": lambda text: float(text) if text else None,
+    str: str,
+    int: int,
+    bool: {"True": True, "False": False}.__getitem__,
+    float: float,
+    float | None: lambda text: float(text) if text else None,
 }
 
 

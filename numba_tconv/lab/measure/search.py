@@ -1,7 +1,5 @@
 """A test of k6's cost model: all configurations of a workload, without packing."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass, fields

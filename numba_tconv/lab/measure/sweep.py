@@ -1,7 +1,5 @@
 """Curves over length."""
 
-from __future__ import annotations
-
 from numba_tconv.formula.problem import Problem
 
 from . import workloads

@@ -1,7 +1,5 @@
 """GPU timing: contestants take turns. Each call is between two events, on a cold cache."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The measured problems."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from dataclasses import dataclass, replace
@@ -126,32 +124,21 @@ def expand(names: list[str], batch: int | None = None) -> list[Workload]:
     return single if batch is None else [at_length(one, one.problem.length, batch) for one in single]
 
 
-def at_length(workload: Workload, length: int, batch: int | None = None) -> Workload:
-    """``workload`` at another input length.
-
-    The name gains ``@batch<N>``, or without ``batch`` ``@total``: batch * length is kept. Raises ValueError where
-    ``length`` does not divide it.
-    """
-    problem, total = workload.problem, workload.problem.batch * workload.problem.length
-    if batch is None and (length < 1 or total % length):
-        raise ValueError(f"length {length} does not divide the total of {workload.name}, {total} positions")
-    suffix = "total" if batch is None else f"batch{batch}"
-    resized = replace(problem, length=length, batch=total // length if batch is None else batch)
-    return replace(workload, name=f"{workload.name}@{suffix}", problem=resized)
+def at_length(workload: Workload, length: int, batch: int) -> Workload:
+    """``workload`` at another input length and batch; the name gains ``@batch<N>``."""
+    resized = replace(workload.problem, length=length, batch=batch)
+    return replace(workload, name=f"{workload.name}@batch{batch}", problem=resized)
 
 
 def of_row(name: str, length: int) -> Workload | None:
     """The row's workload; None if unknown or changed."""
-    parts = re.fullmatch(r"(\w+)(@total|@batch(\d+))?", name)
+    parts = re.fullmatch(r"(\w+)(@batch(\d+))?", name)
     if not parts:
         return None
     try:
         workload = WORKLOADS[parts[1]] if parts[1] in WORKLOADS else layer(parts[1])
+        if parts[2]:
+            return at_length(workload, length, int(parts[3]))
     except (ValueError, RuntimeError):
         return None
-    if not parts[2]:
-        return workload if workload.problem.length == length else None
-    try:
-        return at_length(workload, length, int(parts[3]) if parts[3] else None)
-    except (ValueError, RuntimeError):
-        return None
+    return workload if workload.problem.length == length else None

@@ -1,7 +1,5 @@
 """README's claim."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from statistics import geometric_mean as mean
 
@@ -20,7 +18,7 @@ def render(
     """The selection's speed at full size, of a decoder and streaming, on the GPU with most rows."""
     picked = [row for row in rows if row.rung == "auto" and "@" not in row.workload]
     picked = of_main_gpu(row for row in picked if row.direction in (FORWARD, STEP) and row.precision in ARITHMETIC)
-    shown = list(latest(picked).values())
+    shown = [row for row in latest(picked).values() if row.weights == CALL]
     if not shown:
         return EMPTY
     forward, training = ([row for row in shown if row.direction == direction] for direction in (FORWARD, STEP))
@@ -30,11 +28,10 @@ def render(
         f"`conv1d`: {_means(forward)}."
         if forward
         else "",
-        _frozen(picked) if any(row.weights == CALL for row in forward) else "",
+        _frozen(picked),
         f"A training step, against torch's: {_means(training)}." if training else "",
         "Geometric means of default calls over the layers in [the tables](plots/README.md), and their range "
         f"({where(shown)}).",
-        _fallback(forward),
         _decoder([row for row in decoders if row.gpu == gpu]),
         _streaming([row for row in steps if row.gpu == gpu]),
     ]
@@ -98,17 +95,3 @@ def _frozen(picked: list[Row]) -> str:
         for name in frozen
     )
     return said and f"With frozen weights, where both were timed: {said}."
-
-
-def _fallback(forward: list[Row]) -> str:
-    counts = []
-    for precision, name in ARITHMETIC.items():
-        some = [row for row in forward if row.precision == precision]
-        if frozen := sum(row.weights == FROZEN for row in some):
-            counts.append(f"{frozen} of {len(some)} in {name}")
-    if not counts:
-        return ""
-    return (
-        f"**Timed with weights packed before the call, as in a frozen layer: {', '.join(counts)}**; "
-        "these layers have no row of the default call yet."
-    )

@@ -1,7 +1,5 @@
 """README's ladder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from numba_tconv.lab.measure.rows import FROZEN, Row, latest, of_main_gpu

@@ -1,7 +1,5 @@
 """README.md and plots/README.md: text between markers, from rows."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The table of short signals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """README's ten layers and precisions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from statistics import geometric_mean, median
 

@@ -1,7 +1,5 @@
 """Tables of results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from statistics import geometric_mean
 

@@ -3,8 +3,6 @@
 GPU times on a cold cache; a step is forward and all gradients.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass

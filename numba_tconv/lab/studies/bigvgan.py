@@ -1,7 +1,5 @@
 """BigVGAN v2 in plain torch, in its published sizes."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Wall times in turns, without cuDNN's search.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

@@ -3,8 +3,6 @@
 Wall times are of the model and a copy under ``convert`` and ``routed``.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Published decoders in transformers' default sizes, with random weights."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import math

@@ -5,8 +5,6 @@ The benchmark looks for ``ModelNew`` in a source file:
     from numba_tconv.lab.studies.kernelbench import ModelNew64 as ModelNew
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ By hand, as in Moshi's Python, a step adds the last tail. STEPS steps follow eac
 events, so weights that fit are in L2.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A small decoder trained on synthetic waveforms, by torch's layers and ours in turns."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics

@@ -4,8 +4,6 @@
 * Its polling starves new threads. Here threads are reused, and pass the turn at a barrier or their end.
 * Its device functions patch their module in every call. Here a launch patches all. Plain numbers convert directly."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -39,12 +37,12 @@ def array(shared: FakeCUDAShared, shape, dtype, alignment=None):
 
 
 class Thread(kernel.BlockThread):
-    def __init__(self, block: Block):
+    def __init__(self, block: "Block"):
         super().__init__(None, block, (0, 0, 0), (0, 0, 0), False)
         self.turn = _locked()
         self.start()
 
-    def serve(self, block: Block, function, block_index, thread_index):
+    def serve(self, block: "Block", function, block_index, thread_index):
         self._manager, self.ended, self.abort, self.exception = block, False, False, None
         self.blockIdx, self.threadIdx = kernel.Dim3(*block_index), kernel.Dim3(*thread_index)
         (x, y, z), (width, height, _) = thread_index, block._block_dim

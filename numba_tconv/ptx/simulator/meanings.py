@@ -1,7 +1,5 @@
 """What ptx/unrolled computes, for the simulator."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Products summed in registers; a switch where the pattern varies."""
 
-from __future__ import annotations
-
 from llvmlite import ir
 from numba import types
 

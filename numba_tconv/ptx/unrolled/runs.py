@@ -2,8 +2,6 @@
 
 Straight-line, to keep arrays out of local memory."""
 
-from __future__ import annotations
-
 from llvmlite import ir
 from numba import types
 

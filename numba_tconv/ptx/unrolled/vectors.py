@@ -1,7 +1,5 @@
 """Vectors of 16 bytes (n elements) between shared memory and registers."""
 
-from __future__ import annotations
-
 from llvmlite import ir
 from numba import types
 

@@ -2,8 +2,6 @@
 
 Threads of a warp load the same weights, which is one broadcast. Granules without a product are not loaded."""
 
-from __future__ import annotations
-
 from llvmlite import ir
 from numba import types
 

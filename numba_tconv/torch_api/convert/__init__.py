@@ -1,7 +1,5 @@
 """``convert`` changes only classes, and the padding of cropped layers, so an optimizer keeps its references."""
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """``convert`` of other packages' alias-free activations."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 

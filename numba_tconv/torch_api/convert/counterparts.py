@@ -1,7 +1,5 @@
 """Subclasses of other packages' modules, and the test for equality."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from functools import cache

@@ -1,7 +1,5 @@
 """``convert`` of modules that crop a layer's output."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import product

@@ -1,7 +1,5 @@
 """The tile by a cost model; with few blocks also splits (parts.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache

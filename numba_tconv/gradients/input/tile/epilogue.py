@@ -1,7 +1,5 @@
 """Store through shared memory, to consecutive positions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@
 
 A row's taps read one window of grad_output (gradients/window.py). Partial sums limit float32's rounding error."""
 
-from __future__ import annotations
-
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -251,12 +249,10 @@ class InputTile(GradientRung):
     of = "grad_input"
     idea = "a matrix product from registers: one window of grad_output for all taps of a row, loaded a stage ahead"
     minimum_cc = (8, 0)  # cp.async
+    tiny_configs = staticmethod(tiny)
 
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, dtype, device or gpu.H200)
-
-    def tiny_configs(self, problem, dtype):
-        return tiny(problem, dtype)
 
     def steps(self, config, problem, device=H200):
         pack = Step("pack", make_pack(config.alone, config.overlaps_packing))

@@ -1,7 +1,5 @@
 """Products: a pair's taps read one register window. Addresses are shared, in bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Stages are (group, split, row tile, tap chunk, phase chunk, channel chunk); thei
 zeros. In a stage of all taps, shorter phases have no place for a missing tap. Squares are transposed through shared
 memory."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 m counts a group's input channels, n columns (positions of all samples), k pairs of an output channel and a phase. A
 block has ``block_m x block_n`` sums, divided as WarpTile describes, and ``pairs`` a stage."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -59,7 +57,7 @@ class Config(WarpTile):
     overlaps_packing: bool = False
 
     @property
-    def alone(self) -> Config:
+    def alone(self) -> "Config":
         return replace(self, splits=1, overlaps_packing=False)
 
     @property

@@ -1,12 +1,6 @@
 """Arguments beside TensorMaps (wgmma_ring.py)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
-
-from numba import types
-
-from numba_tconv.runtime.kernel import named
 
 
 class Shape(NamedTuple):
@@ -59,8 +53,3 @@ class Ends(NamedTuple):
 class Lane(NamedTuple):
     window: Window
     ends: Ends
-
-
-SHAPE = named(Shape, **dict.fromkeys(Shape._fields, types.int64))
-GRID = named(Grid, **dict.fromkeys(Grid._fields, types.int64))
-GRAD_ROWS = named(GradRows, **dict.fromkeys(GradRows._fields, types.int64))

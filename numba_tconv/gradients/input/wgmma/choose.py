@@ -2,8 +2,6 @@
 
 Narrower tiles can fill the last round; few tiles are split along stages."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

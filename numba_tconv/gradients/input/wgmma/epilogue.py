@@ -1,7 +1,5 @@
 """Store into grad_input, or the workspace of partial sums."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -6,12 +6,8 @@ The depth is the weight's order of (output channel, tap), so the weight's rows a
 * Consumers: two warpgroups, cooperative or in ping-pong.
 * Epilogue: lanes exchange sums, so that a warp stores contiguous positions."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from functools import cache, lru_cache, partial
-from typing import NamedTuple
+from functools import cache, lru_cache
 
 import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
@@ -40,6 +36,7 @@ from numba_tconv.gradients.wgmma_ring import (
 )
 from numba_tconv.kernels.common import rows as row_copy
 from numba_tconv.kernels.common import split_sums
+from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.pipeline import BARRIER, FULL, Pipe, release
 from numba_tconv.kernels.common.rows import in_rows
 from numba_tconv.kernels.common.tensor_core.rung import default_precision
@@ -63,7 +60,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import NO_GPU, Layout, room
 
-from .arguments import GRAD_ROWS, GRID, SHAPE, GradRows, Grid, Place, Shape
+from .arguments import GradRows, Grid, Place, Shape
 from .choose import choose, choose_for, splits_of
 from .epilogue import make_aim, make_store
 from .operands import make_fill, make_lane, make_operands
@@ -164,7 +161,7 @@ def make_kernel(config: Config) -> Kernel:
                     stage, turn_parity = int32(stage + tile_stages), int32(turn_parity ^ 1)
 
     stored = float32 if config.partial else ELEMENTS[config.dtype].storage
-    signature = (MAPS, flat(stored), SHAPE, GRID, GRAD_ROWS, types.int64)
+    signature = (MAPS, flat(stored), *map(arguments, (Shape, Grid, GradRows)), types.int64)
     return Kernel("grad_input_wgmma", grad_input_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 
@@ -214,33 +211,27 @@ class InputWarpgroup(WgmmaGradient):
         def prepared(g, w):
             blocks, launch, second = _prepared(p, own, g, w, device)
             partials_room = second and room((second.sums,), torch.float32, result.index)
-            return Launches(launch, workspace(blocks, 1, result.index), second, partials_room)
+            maps_room = workspace(blocks, 1, result.index)
 
-        def filled(launches, g, w, result):
-            second, maps = launches.second, launches.maps_room()
-            sums = launches.partials_room() if second else result
-            launches.main(g.data_ptr(), w.data_ptr(), maps.data_ptr(), sums)
-            if second:
-                second.launch(sums, w, result)
+            def fill(g, w, result):
+                maps, sums = maps_room(), partials_room() if second else result
+                launch(g.data_ptr(), w.data_ptr(), maps.data_ptr(), sums)
+                if second:
+                    second.launch(sums, w, result)
+
+            return fill
 
         def fill_from_copies(grad_output, weight, result):
             g, w = grad_output, in_rows(weight.reshape(1, p.in_channels, -1))
             if own.sheared != sheared:
                 g = in_rows(g) if own.sheared == 1 else g.clone(memory_format=torch.contiguous_format)
-            filled(prepared(Layout.of(g), Layout.of(w)), g, w, result)
+            prepared(Layout.of(g), Layout.of(w))(g, w, result)
 
         one_row = Layout.contiguous((1, p.in_channels, math.prod(weight.shape[1:])), weight.dtype, weight.index)
         one_row = one_row._replace(offset=weight.offset)
         if not (weight.is_contiguous and lies_in_rows(one_row) and own.sheared == sheared):
             return fill_from_copies
-        return partial(filled, prepared(grad_output, one_row))
-
-
-class Launches(NamedTuple):
-    main: Prepared
-    maps_room: Callable[[], torch.Tensor]
-    second: split_sums.SecondStage | None
-    partials_room: Callable[[], torch.Tensor] | None
+        return prepared(grad_output, one_row)
 
 
 @lru_cache(maxsize=1024)

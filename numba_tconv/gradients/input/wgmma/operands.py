@@ -5,8 +5,6 @@ places; a lane reads its own from the stage's phase on.
 
 Memory beside rows in sheared boxes counts as zero: 64 bits a position say which entries meet the signal."""
 
-from __future__ import annotations
-
 from numba import cuda, int32, uint64
 
 from numba_tconv.gradients.wgmma_ring import BLOCK, CONSUMERS, PRODUCTS, ROW, THREADS, Operands, as_it_came

@@ -3,8 +3,6 @@
 Where every ``sheared``-th row begins alike modulo 16 bytes, one sheared map (k6_wgmma/boxes.py) suffices. Its boxes are
 wider, so a copy with aligned rows may be quicker."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from numba import cuda, int32, int64

@@ -4,8 +4,6 @@ m counts a sample's positions, n a group's input channels, k entries: pairs of a
 weight's order. A stage's entries fill a row of weights. Where these are not whole channels, stages run ``through`` the
 channels (operands.py)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd

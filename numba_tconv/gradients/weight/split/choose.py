@@ -1,7 +1,5 @@
 """Tile and splits by a cost model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

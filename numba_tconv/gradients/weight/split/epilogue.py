@@ -1,7 +1,5 @@
 """Store of a split's sums, in the weight's order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from numba import cuda, float64, int32, uint32, uint64

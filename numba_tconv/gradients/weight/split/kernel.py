@@ -5,8 +5,6 @@
 With few rows and columns, slices of threads share positions. Partial sums and short splits limit float32's rounding
 error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -207,12 +205,10 @@ class WeightSplit(GradientRung):
     of = "grad_weight"
     idea = "a matrix product from registers; the positions are split over blocks, and added up in a fixed order"
     minimum_cc = (8, 0)  # cp.async
+    tiny_configs = staticmethod(tiny)
 
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, dtype, device or gpu.H200)
-
-    def tiny_configs(self, problem, dtype):
-        return tiny(problem, dtype)
 
     def config_on(self, device, problem, dtype, precision):
         x = Layout.contiguous(problem.in_shape, dtype, NO_GPU)

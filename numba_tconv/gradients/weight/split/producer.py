@@ -1,7 +1,5 @@
 """Loads, by cp.async."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

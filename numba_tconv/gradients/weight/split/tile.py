@@ -6,8 +6,6 @@ slices of ``lanes_m x lanes_p`` threads; a thread ``thread_m x thread_p x tap_ch
 
 Where some phases have a tap more, blocks may be of two kinds: for the taps of every phase, and the rest."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -57,13 +55,13 @@ class Config(ThreadTile):
     whole_rows: bool = False  # a group's rows fill whole blocks
     whole_channels: bool = False  # a group's channels fill whole blocks
     part: str = ALL
-    rest_tile: Config | None = None  # the REST's tile, if ``part`` is WHOLE
+    rest_tile: "Config | None" = None  # the REST's tile, if ``part`` is WHOLE
 
     @property
-    def tiles(self) -> tuple[Config, ...]:
+    def tiles(self) -> tuple["Config", ...]:
         return (self, self.rest_tile) if self.rest_tile else (self,)
 
-    def copying_vectors(self) -> Config:
+    def copying_vectors(self) -> "Config":
         return replace(self, x_vector=self.vector, rest_tile=self.rest_tile and self.rest_tile.copying_vectors())
 
     @property

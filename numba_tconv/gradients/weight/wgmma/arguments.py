@@ -1,12 +1,6 @@
 """Arguments beside TensorMaps (wgmma_ring.py)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
-
-from numba import types
-
-from numba_tconv.runtime.kernel import named
 
 
 class Rows(NamedTuple):
@@ -46,7 +40,3 @@ class Lane(NamedTuple):
     first_cleared: int  # element; it clears every fourth from there
     before: int  # elements before a row's first
     barrier: int  # of warps that read a stage together
-
-
-ROWS = named(Rows, **dict.fromkeys(Rows._fields, types.int64))
-GRID = named(Grid, **dict.fromkeys(Grid._fields, types.int64))

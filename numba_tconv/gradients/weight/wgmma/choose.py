@@ -1,7 +1,5 @@
 """Chooses by a cost model how tiles fill a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache

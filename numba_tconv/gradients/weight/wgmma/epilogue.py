@@ -3,8 +3,6 @@
 Whole sums pass through the ring's memory into the gradient's order: runs of an input channel's output channels and
 taps. A tile of planes has some phases of one output channel: a piece of run a tap."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64, uint64

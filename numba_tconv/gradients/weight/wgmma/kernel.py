@@ -8,8 +8,6 @@ stride. Rows that do not suit become planes first (gradients/planes.py).
 * Consumers: two warpgroups with own pairs, or alternate stages.
 * Store: sum.py adds up splits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -37,6 +35,7 @@ from numba_tconv.gradients.wgmma_ring import (
     workspace,
 )
 from numba_tconv.kernels.common import rows as row_copy
+from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.pipeline import BARRIER, EMPTY, FULL, Pipe
 from numba_tconv.kernels.common.rows import in_rows
 from numba_tconv.kernels.common.tensor_core.rung import default_precision
@@ -59,7 +58,7 @@ from numba_tconv.runtime.kernel import alike as tensor_alike
 from numba_tconv.runtime.layout import NO_GPU, Layout, room
 
 from . import sum as grad_weight_sum
-from .arguments import GRID, ROWS, Block, Grid, Lane, Rows
+from .arguments import Block, Grid, Lane, Rows
 from .choose import choose, choose_for, splits_of
 from .epilogue import Staging, make_store
 from .operands import BARRIER as READERS
@@ -167,7 +166,7 @@ def make_kernel(config: Config) -> Kernel:
             store(sums, result, staging, grid, block, consumer)
 
     stored = ELEMENTS[DTYPES[config.precision]].storage if config.direct else float32
-    signature = (MAPS, flat(stored), ROWS, GRID)
+    signature = (MAPS, flat(stored), arguments(Rows), arguments(Grid))
     return Kernel("grad_weight_wgmma", grad_weight_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 

@@ -3,8 +3,6 @@
 Taps may meet up to ``padding`` positions before a row, where a map of unaligned rows has other memory. So warps that
 read a sample's first stage clear it."""
 
-from __future__ import annotations
-
 from numba import cuda, float32, int32
 
 from numba_tconv.gradients.wgmma_ring import CONSUMERS, PRODUCTS, Operands, as_it_came

@@ -2,8 +2,6 @@
 
 Rows of grad_output that begin alike modulo 16 bytes share a map; boxes are 16-byte aligned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 A split's tile has sums (tap, pair, channel); the gradient's output channels and taps are adjacent. A block transposes
 32 channels of neighbouring elements through shared memory."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache

@@ -4,8 +4,6 @@ m counts pairs of an output channel and a phase (gradients/window.py), n a group
 depth. A tile is ``pairs x channels`` sums for each tap of a chunk, which read the same rows. With ``by_taps`` a pair is
 a channel and any tap; tiles may begin anywhere in a channel."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

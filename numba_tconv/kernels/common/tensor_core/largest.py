@@ -1,7 +1,5 @@
 """The largest weight, which scales split operands: a number a block; packing takes the largest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

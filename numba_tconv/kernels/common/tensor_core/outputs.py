@@ -1,7 +1,5 @@
 """Arguments of tensor-core stores."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

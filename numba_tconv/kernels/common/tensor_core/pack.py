@@ -5,8 +5,6 @@ mma.sync's A, 16 bytes a lane. Missing channels, rows and taps are zeros.
 
 Split operands are fp16, scaled by a power of two, whose inverse is the last element."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property

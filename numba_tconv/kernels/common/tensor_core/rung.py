@@ -1,7 +1,5 @@
 """Tensor-core rungs on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 import torch
@@ -36,11 +34,10 @@ def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str
 class TensorRung(Rung):
     """A rung on tensor cores; ``order`` of packed weights: "wgmma" or "mma" (pack.py).
 
-    ``choose(problem, precision)`` returns a configuration or None, ``make_kernel(config)`` its cached kernel."""
+    ``choose(problem, precision)`` returns a configuration or None."""
 
     order: str
     choose: Callable
-    make_kernel: Callable
 
     def supports(self, problem, dtype, precision):
         if reason := tensor_core_reason(dtype, precision):
@@ -64,9 +61,6 @@ class TensorRung(Rung):
 
     def config(self, problem, dtype, precision=None):
         return self.choose(problem, precision or default_precision(dtype))
-
-    def kernel(self, config):
-        return self.make_kernel(config)
 
     def steps(self, config, problem, device=H200):
         return [*pack.steps(config.tile, self.order), *super().steps(config, problem, device)]

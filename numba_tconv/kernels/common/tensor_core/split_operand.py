@@ -6,8 +6,6 @@ hi is the number rounded to eleven significant bits, lo the remainder. x * w is 
 Powers of two, from the largest weight and a stage's largest x, scale numbers into fp16's exponents; sums are multiplied
 by both inverses. Numbers below 2^-17 of the largest lose at most 2^-39 of the largest."""
 
-from __future__ import annotations
-
 import math
 
 from numba import cuda, float32, int32

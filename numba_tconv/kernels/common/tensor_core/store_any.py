@@ -2,8 +2,6 @@
 
 The buffer holds a channel's outputs in memory order. Addresses alone decide where runs begin and end."""
 
-from __future__ import annotations
-
 import math
 
 from numba import float32, int32, int64, uint64

@@ -2,8 +2,6 @@
 
 Straight-line code, because little hides its latency. A round takes two barriers, or one with two buffers."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import boolean, cuda, int32, int64

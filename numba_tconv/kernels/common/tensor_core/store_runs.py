@@ -2,8 +2,6 @@
 
 Nothing hides a branch or load: the code is straight-line, with predicates and several loads in flight."""
 
-from __future__ import annotations
-
 import torch
 from numba import cuda, float32, int32, uint32, uint64
 

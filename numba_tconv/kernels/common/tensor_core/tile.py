@@ -9,8 +9,6 @@ Letters as in k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS; a column g
 A whole tile computes a few columns twice, so that runs begin and end on sectors, unless products outlast memory (not
 ``aligned``)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """From registers to y."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -2,8 +2,6 @@
 
 A run is staged with its alignment in y. Lanes write its unaligned ends; one hands the rest to the copy engine."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import cuda, int32, int64

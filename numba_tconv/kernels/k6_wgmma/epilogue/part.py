@@ -3,8 +3,6 @@
 A tile has one channel, and each column is a run: four lanes write eight rows to a sector. Columns may lie in several
 samples or none; to save registers, lanes locate them one by one."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

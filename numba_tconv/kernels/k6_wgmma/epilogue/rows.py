@@ -1,7 +1,5 @@
 """Store of float32 tiles without a stride: rounds of a core matrix (tensor_core/store_rows.py)."""
 
-from __future__ import annotations
-
 from numba import float32, int32
 
 from numba_tconv.kernels.common.tensor_core.fragments import column_of

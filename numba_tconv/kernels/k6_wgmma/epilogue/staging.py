@@ -3,8 +3,6 @@
 A lane holds two rows in four columns. Without a stride it stores a row's columns by fours or twos; with an even stride,
 no dilation and taps in all phases a column's rows by twos; else, or unaligned, by ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

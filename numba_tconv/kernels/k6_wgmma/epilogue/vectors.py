@@ -2,8 +2,6 @@
 
 Staged as in bulk.py; lanes write vectors, because a bulk copy has a fixed cost."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import cuda, int32, int64, uint64

@@ -1,7 +1,5 @@
 """Whole decoders by mode."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable
 from statistics import geometric_mean

@@ -1,7 +1,5 @@
 """Throughput against arithmetic intensity."""
 
-from __future__ import annotations
-
 import textwrap
 
 from matplotlib.axes import Axes

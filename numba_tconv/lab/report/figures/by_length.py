@@ -1,7 +1,5 @@
 """Speed against length."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """Errors by precision."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from numba_tconv.lab.measure.rows import Row

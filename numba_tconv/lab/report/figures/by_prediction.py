@@ -1,7 +1,5 @@
 """k6's cost model against the search."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The ladder's times."""
 
-from __future__ import annotations
-
 import re
 
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """Shares of the roofline."""
 
-from __future__ import annotations
-
 from statistics import geometric_mean, median
 
 from matplotlib.axes import Axes
@@ -9,7 +7,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from numba_tconv.lab.measure.rows import Row
-from numba_tconv.lab.measure.workloads import WORKLOADS
 
 from .chosen import drawn, marked, rungs, taken, workloads
 from .style import CONV1D, CUDNN, SMALL, TINY, look, marks
@@ -23,7 +20,7 @@ def shares(rows: list[Row]) -> Figure:
 
     A bar joins torch's best and ours; the factor between them stands at the right."""
     rows = [row for row in rows if row.roofline is not None and drawn(row)]
-    names = by_family(rows)
+    names = workloads(rows)
     figure = Figure(figsize=(7.5, 1.3 + LINE * len(names)), layout="constrained")
     axes = figure.subplots()
     best = [taken(rows, name) for name in names]
@@ -62,12 +59,6 @@ def finding(rows: list[Row]) -> str:
         f"{geometric_mean(gains):.1f} times as fast as torch over {len(best)} layer{'s' * (len(best) > 1)}, "
         f"at {reached:.0%} of the roofline ({rows[0].direction}, {words(rows[0])})"
     )
-
-
-def by_family(rows: list[Row]) -> list[str]:
-    names = workloads(rows)
-    families = list(dict.fromkeys(workload.family for workload in WORKLOADS.values()))
-    return sorted(names, key=lambda name: families.index(WORKLOADS[name].family) if name in WORKLOADS else 999)
 
 
 def _line(axes: Axes, points: list[tuple[int, float]], label: str, style: dict) -> None:

@@ -1,7 +1,5 @@
 """Rows that a figure shows, and their order."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

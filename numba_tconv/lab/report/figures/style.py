@@ -1,7 +1,5 @@
 """Style, legible in grey and for the colour-blind."""
 
-from __future__ import annotations
-
 import re
 
 from matplotlib.axes import Axes

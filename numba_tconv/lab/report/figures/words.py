@@ -1,7 +1,5 @@
 """Labels, captions and file names."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable
 
@@ -36,8 +34,7 @@ def layer(workload: str) -> str:
 
 
 def held(row: Row) -> str:
-    fixed = row.workload.partition("@")[2]
-    return f"batch {fixed.removeprefix('batch')}" if fixed.startswith("batch") else "batch x length fixed"
+    return f"batch {row.workload.partition('@batch')[2]}"
 
 
 def measured_on(rows: list[Row], live: Iterable[Row] = ()) -> str:
