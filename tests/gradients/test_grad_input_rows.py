@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.input.wgmma import choose as grad_input_wgmma_choose
+from numba_tconv.gradients.input.wgmma import kernel as grad_input_wgmma
 from numba_tconv.gradients.input.wgmma import producer as grad_input_wgmma_producer
 from numba_tconv.gradients.input.wgmma.choose import LARGEST_SHARE_OF_WIDEST, clocks_of, splits_of
+from numba_tconv.kernels.common.tensor_map import lies_in_rows
 from numba_tconv.lab.measure import workloads
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.layout import Layout
@@ -113,3 +116,48 @@ def test_a_layer_has_three_widths_of_tiles_at_most(name):
     lengths = [1 << log for log in range(3, 17)] + [3 << log for log in range(3, 15)]
     found = {rung.config(replace(p, length=8 * n), DTYPES["bf16"], H200, "bf16").channels for n in lengths}
     assert 1 < len(found) <= 3
+
+
+def padded(tensor):
+    """A copy in rows of whole 16 bytes, whatever the length."""
+    n, c, length = tensor.shape
+    return tensor.new_zeros(n, c, (length + 8) // 8 * 8)[:, :, :length].copy_(tensor)
+
+
+def turned(tensor):
+    return tensor.mT.contiguous().mT
+
+
+LIES = {0: turned, 1: padded, 2: torch.Tensor.contiguous}  # by what ``sheared_of`` says
+WEIGHTS = {
+    "where it lies": torch.Tensor.contiguous,
+    "turned": turned,
+    "within 16 bytes": lambda tensor: tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor),
+}
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("given", LIES)
+@pytest.mark.parametrize("sheared", [1, 2])
+def test_operands_that_lie_badly_are_copied_as_the_tile_reads_them(sheared, given, weight, monkeypatch):
+    p, read, launched = Problem(2, 64, 64, 8, 312, stride=4), [], []
+    config = grad_input_wgmma_choose.choose(p, "bf16", sheared)
+    monkeypatch.setattr(grad_input_wgmma.gpu, "of", lambda index: H200)
+    monkeypatch.setattr(grad_input_wgmma, "in_rows", lambda x: x if lies_in_rows(Layout.of(x)) else padded(x))
+
+    def prepared(p, own, g, w, device):
+        read.extend((g, w))
+        return 1, lambda *addresses: launched.append(addresses), None
+
+    monkeypatch.setattr(grad_input_wgmma, "_prepared", prepared)
+    g = LIES[given](torch.randn(p.out_shape).bfloat16())
+    w = WEIGHTS[weight](torch.randn(p.weight_shape).bfloat16())
+    tensors = g, w, torch.empty(p.in_shape, dtype=torch.bfloat16)
+    GRADIENTS["grad_input_wgmma"].prepare(*map(Layout.of, tensors), p, config=config)(*tensors)
+    of_g, of_w = read
+    assert grad_input_wgmma_producer.sheared_of(of_g) == sheared
+    assert lies_in_rows(of_w)
+    ((g_at, w_at, _, stored),) = launched
+    assert (g_at == g.data_ptr()) == (given == sheared)
+    assert (w_at == w.data_ptr()) == (weight == "where it lies")
+    assert stored is tensors[2]

@@ -241,6 +241,7 @@ MISTAKES = {
     "rank": ((nn.ConvTranspose1d(4, 4, 3), (9,)), {}, RuntimeError, r"must be \(N, 4, L\)"),
     "length": ((nn.ConvTranspose1d(4, 4, 3), (1, 4, 0)), {}, RuntimeError, "length must be positive"),
     "dtype": (("kb64",), dict(dtype=torch.int32), ValueError, r"dtype must be one of torch\.float64"),
+    "variant": (("kb64",), dict(variant="k9"), ValueError, "unknown variant 'k9'"),
     "precision": (("kb64",), dict(precision="tf31"), ValueError, "torch.float32 has ieee, tf32, tf32x3"),
     "precision of a dtype": (("kb64",), dict(dtype=torch.float16, precision="tf32"), ValueError, "has fp16"),
     "device": (("kb64",), dict(device="cpu"), ValueError, "device must be a GPU"),

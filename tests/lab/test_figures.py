@@ -12,7 +12,7 @@ from numba_tconv.lab.measure import search, workloads
 from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.report.figures import by_rung, by_workload
 from numba_tconv.runtime.device import H200
-from tests.samples import SLOWER, ladder, row
+from tests.samples import SLOWER, in_mode, ladder, row, sweep
 
 TENSOR = {"k5_mma": 2.6, "k6_wgmma": 1.2}
 
@@ -27,6 +27,14 @@ def whole_ladder(workload="kb64", **values):
 def test_the_title_of_shares_has_their_median(slower, said):
     rows = [row(name, slower=by) for name, by in zip(("kb64", "kb74", "kb79"), slower, strict=False)]
     assert f"layers, at {said} of the roofline" in by_workload.finding(rows)
+
+
+def test_rows_of_cudnn_and_rows_without_a_roofline_are_not_drawn():
+    beside = [row("kb74", roofline=None), row("kb79", "cudnn"), row("dac_u1", "cudnn", roofline=None)]
+    (axes,) = plotting.shares([row(), *beside]).axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["kb64"]
+    assert "over 1 layer," in axes.get_title()
+    assert plotting.errors([row(), *beside]).axes[0].get_title().endswith("of 2 measurements")
 
 
 def texts(figure):
@@ -215,6 +223,28 @@ def test_what_is_no_longer_there_is_not_predicted():
 def test_a_search_is_drawn_with_the_rows(tmp_path):
     paths = plotting.draw_all([], tmp_path, searched=tried())
     assert [path.name for path in paths] == ["predicted_k6_wgmma.svg", "predicted_k6_wgmma.png"]
+
+
+# --- axes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("draw", "x", "y"),
+    [
+        (lambda: plotting.shares([row()]), "share of the roofline", ""),
+        (lambda: plotting.ladder(whole_ladder()), "time in ms", ""),
+        (lambda: plotting.intensity(whole_ladder()), "FLOP / byte", "TFLOP/s"),
+        (lambda: plotting.errors([row()]), "error against float64", ""),
+        (lambda: plotting.predicted(tried()), "measured, ms", "predicted without the launch, ms"),
+        (lambda: plotting.throughput(sweep()), "samples of output", "times as fast as torch"),
+        (lambda: plotting.decoders([in_mode()]), "ms", ""),
+    ],
+    ids=["shares", "ladder", "intensity", "errors", "predicted", "throughput", "decoders"],
+)
+def test_axes_say_what_they_show(draw, x, y):
+    figure = draw()
+    assert all(axes.get_xlabel().startswith(x) for axes in figure.axes)
+    assert (figure.get_supylabel() or figure.axes[0].get_ylabel()).startswith(y)
 
 
 # --- captions ---------------------------------------------------------------------------------------------------------

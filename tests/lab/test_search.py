@@ -113,3 +113,4 @@ def test_a_wrong_configuration_is_said_and_fails_and_the_next_is_searched(tmp_pa
     assert "wrong on kb64" in err
     assert "dac_u2 tf32: 2 configurations, the best 1 ms, taken 2 ms" in out
     assert rows.existing(tmp_path / "k6.csv", Tried) == [best, taken]
+    assert cli.main(["search", "dac_u2", "--out", str(tmp_path / "k6.csv")]) == 0

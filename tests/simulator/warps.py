@@ -1,13 +1,16 @@
 """Meanings of a warp's instructions for the simulator, for kernels all of whose threads multiply equally often.
 
 ``played`` lets the kernels of a module run with them: products of tensor cores from the registers of
-all lanes, shared memory by address, and copies of 16 bytes, whose addresses and sizes are checked.
+all lanes, shared and global memory by address, and copies, whose addresses and sizes are checked.
 """
+
+import ctypes
 
 import numpy as np
 
 from numba_tconv.kernels.common.tensor_core.fragments import mma_a, mma_b, mma_d
-from numba_tconv.ptx import tf32_operand
+from numba_tconv.ptx import f32_to_bf16, tf32_operand
+from numba_tconv.ptx.simulator.meanings import address as address_of
 
 FULL = 0xFFFFFFFF
 
@@ -26,10 +29,10 @@ class Memory:
         return self.bytes[int(address) :][:size].view(kind)
 
 
-def outside(array, index, used):
-    """The bytes of a global array from ``index`` on. Raises IndexError unless ``used`` of them exist, at 16 bytes."""
+def outside(array, index, used, alignment=16):
+    """The bytes of a global array from ``index`` on. Raises IndexError unless ``used`` exist, aligned."""
     start, found = int(index) * array.itemsize, array.view(np.uint8)
-    if (array.__array_interface__["data"][0] + start) % 16 or not 0 <= start <= start + used <= found.size:
+    if (array.__array_interface__["data"][0] + start) % alignment or not 0 <= start <= start + used <= found.size:
         raise IndexError(f"{used} bytes at {start} of {found.size}")
     return found[start:][:used]
 
@@ -101,8 +104,10 @@ def put_tf32(values, at, value):
 
 
 def played(modules, monkeypatch, fake_cuda):
-    """Let the kernels of ``modules``, the first of which makes them, run in the simulator."""
+    """Let the kernels of ``modules``, which all use the first, run in the simulator."""
     memory, module = Memory(), modules[0]
+    # Bytes of arrays, by their addresses; threads at each named barrier; numbers of a warp.
+    sizes, arrived, offered = {}, {}, {}
 
     def copy(address, source, index, used):
         memory.at(address, np.uint8, 16)[:] = 0
@@ -124,7 +129,81 @@ def played(modules, monkeypatch, fake_cuda):
     def st_shared_u16(address, word):
         memory.at(address, np.uint16)[0] = int(word) & 0xFFFF
 
+    def global_address(array, index):
+        begin = address_of(array, 0)
+        sizes[begin] = array.size * array.itemsize
+        return np.int64(begin + int(index) * array.itemsize)
+
+    def copy_at(size):
+        def copy_all(address, source):
+            if source % size or not any(0 <= source - begin <= sizes[begin] - size for begin in sizes):
+                raise IndexError(f"{size} bytes at global address {source}")
+            memory.at(address, np.uint8, size)[:] = list(ctypes.string_at(int(source), size))
+
+        return copy_all
+
+    def copy_to(size):
+        def copy(address, source, index, used):
+            target = memory.at(address, np.uint8, size)
+            target[:] = 0
+            target[: int(used)] = outside(source, index, int(used), size) if used else []
+
+        return copy
+
+    def ld_shared(count, kind):
+        kind = np.dtype(str(kind))
+
+        def load(address):
+            found = memory.at(address, kind, count).copy()
+            return found[0] if count == 1 else tuple(found)
+
+        return load
+
+    def st_shared(address, *values):
+        memory.at(address, np.float32, 4)[:] = values
+
+    def st_global_if(count):
+        def store(wanted, target, index, words):
+            if wanted:
+                outside(target, index, 4 * count, 4 * count)[:] = np.array(words[:count], np.int32).view(np.uint8)
+
+        return store
+
+    def ld_shared_st_global_if(count):
+        def move(wanted, target, index, address):
+            words = memory.at(address, np.int32, count)
+            if wanted:
+                outside(target, index, 4 * count, 4 * count)[:] = words.view(np.uint8)
+
+        return move
+
+    def barrier_sync(number, threads):
+        arrived[number] = arrived.get(number, 0) + 1
+        wanted = -(-arrived[number] // threads) * threads
+        module.cuda.syncthreads()
+        while arrived[number] < wanted:
+            module.cuda.syncthreads()
+
+    def redux_max(value):
+        thread = int(module.cuda.threadIdx.x)
+        offered[thread] = value
+        module.cuda.syncthreads()
+        largest = max(offered[thread // 32 * 32 + lane] for lane in range(32))
+        module.cuda.syncthreads()
+        return largest
+
     meanings = dict(
+        pack_bf16=lambda low, high: np.array([f32_to_bf16(low), f32_to_bf16(high)], np.uint16).view(np.int32)[0],
+        redux_max=redux_max,
+        global_address=global_address,
+        cp_async_to=copy_to,
+        cp_async_vector=copy_at(16),
+        cp_async_word=copy_at(4),
+        ld_shared=ld_shared,
+        st_shared=st_shared,
+        st_global_if=st_global_if,
+        ld_shared_st_global_if=ld_shared_st_global_if,
+        barrier_sync=barrier_sync,
         shared_address=memory.shared_address,
         copy=copy,
         load_words=load_words,
@@ -146,4 +225,6 @@ def played(modules, monkeypatch, fake_cuda):
             monkeypatch.setattr(one, name, meanings[name])
     # A warp's index is the same in all its lanes.
     monkeypatch.setattr(fake_cuda, "shfl_sync", lambda cuda, members, value, lane: value, raising=False)
-    module.make_kernel.cache_clear()
+    for one in modules:
+        if hasattr(one, "make_kernel"):
+            one.make_kernel.cache_clear()
