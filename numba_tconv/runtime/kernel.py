@@ -338,6 +338,6 @@ def _simulated(kind: types.Type, argument):
         return argument
     if _is_flat(kind):
         argument = argument.as_strided((_span(argument),), (1,))
-    if argument.dtype == torch.bfloat16:
+    if argument.dtype == torch.bfloat16 or kind.dtype == types.uint16:  # bits
         return FakeCUDAArray(argument.view(torch.int16).numpy().view(np.uint16))
     return FakeCUDAArray(argument.numpy())
