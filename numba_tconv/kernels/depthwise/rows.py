@@ -1,10 +1,14 @@
 """Limits, blocks of rows, and what gradients' positions meet."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
 from numba_tconv.formula.taps import Taps
+from numba_tconv.ptx import multiply_runs, vectors_of
+from numba_tconv.runtime.elements import ELEMENTS
 
 MOST_CHANNELS = 8  # of a group, in or out
 FEW_CHANNELS = 2  # the same for gradients
@@ -37,6 +41,30 @@ class Meeting:
         """(position, tap, place in the window) of every product."""
         t = self.taps
         return tuple((z, k, z * t.stride + k * t.dilation) for z in range(self.positions) for k in range(t.kernel_size))
+
+
+def fitting(dtype: torch.dtype, make: Callable[[int], Meeting]) -> Meeting:
+    """The configuration of most ``positions``, up to 16 bytes, whose window and products are small enough."""
+    most = 16 // dtype.itemsize
+    for positions in (most >> e for e in range(4) if most >> e):
+        config = make(positions)
+        if config.window <= MOST_WINDOW and len(config.products) <= MOST_PRODUCTS:
+            break
+    return replace(config, in_place=read_in_place(config))
+
+
+def blocks_of(dtype: torch.dtype, numbers: int) -> int:
+    """Blocks of 128 threads with registers for ``numbers`` each."""
+    words = numbers * (2 if dtype == torch.float64 else 1)
+    return next((blocks for limit, blocks in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
+
+
+def make_multiply_in_place(config, sums: int):
+    """Build the products with a window that is read from memory; None unless ``in_place``."""
+    if not config.in_place:
+        return None
+    element, cases = ELEMENTS[config.dtype], placed(config.products, config.vector)
+    return multiply_runs(element, cases, sums, config.vector, vectors_of(element, config.window), 1)
 
 
 def reason(problem) -> str | None:
