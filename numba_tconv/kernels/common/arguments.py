@@ -79,9 +79,13 @@ def arguments(fields: type, **tensors: types.Type) -> types.BaseTuple:
     return named(fields, **(dict.fromkeys(fields._fields, types.int64) | tensors))
 
 
+SHORT = {"in_per_group": "in_channels_per_group", "out_per_group": "out_channels_per_group"}
+
+
 def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
-    """A tuple ``fields`` from ``others``, else from the problem's sizes."""
-    return fields(*(others[name] if name in others else getattr(problem, name) for name in fields._fields))
+    """A tuple ``fields`` from ``others``, else from the problem's sizes, some of them by SHORT names."""
+    sizes = (others[name] if name in others else getattr(problem, SHORT.get(name, name)) for name in fields._fields)
+    return fields(*sizes)
 
 
 def signal_like(x: Layout) -> Signal:

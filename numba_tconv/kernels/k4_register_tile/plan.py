@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.arguments import Bias, Signal, arguments, signal_like
+from numba_tconv.kernels.common.arguments import Bias, Signal, arguments, of_problem, signal_like
 from numba_tconv.kernels.common.split_sums import SecondStage, second_stage, split
 from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.elements import ELEMENTS
@@ -56,15 +56,7 @@ def plan_of(
         packed,
         Bias(alike((p.out_channels,), x.dtype) if has_bias else packed, has_bias),
         alike(p.out_shape, x.dtype),
-        Sizes(
-            batch=p.batch,
-            length=p.length,
-            out_length=p.out_length,
-            in_per_group=p.in_channels_per_group,
-            out_per_group=p.out_channels_per_group,
-            groups=p.groups,
-            padding=p.padding,
-        ),
+        of_problem(Sizes, p),
         Grid(
             columns=columns,
             first_column=first_column,

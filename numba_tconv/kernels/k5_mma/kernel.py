@@ -18,6 +18,7 @@ from functools import cache, lru_cache
 from numba import cuda, float32, int32, int64, types, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.arguments import of_problem
 from numba_tconv.kernels.common.packed_weights import after_packing
 from numba_tconv.kernels.common.tensor_core.outputs import Place
 from numba_tconv.kernels.common.tensor_core.outputs import Thread as Storing
@@ -237,11 +238,7 @@ def _plan(
     x = Input(alike(shape, dtype, strides), *strides[:2])
     weights = Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, has_bias)
     y = alike(p.out_shape, dtype)
-    sizes = Sizes(
-        *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
-        columns,
-        first_column,
-    )
+    sizes = of_problem(Sizes, p, columns=columns, first_column=first_column)
     alignment = alignment_of(y_offset, p, tile, gaps_between(tile))
     if config.resident_weights:
         arguments = x, weights, y, sizes, loop, column_tiles, alignment

@@ -6,15 +6,15 @@ whatever the frames, slots and mask.
 
 from functools import cache
 
-from numba import cuda, int32, int64, types, uint8, uint32, uint64
+from numba import cuda, int32, int64, types, uint32, uint64
 
-from numba_tconv.kernels.common.arguments import Bias, Signal, Weights, arguments
+from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.rung import SUM_CHANNELS
 from numba_tconv.ptx import device_function
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
-from .arguments import Mask, Stream
+from .arguments import Stream, signature_of
 from .tile import Config
 
 READS = 8  # frames of a thread in flight, or one of each slot if more
@@ -241,14 +241,6 @@ def make_kernel(config: Config) -> Kernel:
         if kept and is_last[0]:
             keep(x, state, mask, first_in, in_channels, first_slot, stream)
 
-    data = flat(storage)
-    signature = (
-        *(arguments(Signal, data=data), data, arguments(Weights, data=data), arguments(Bias, data=data)),
-        *(arguments(Mask, data=flat(uint8)), data, flat(types.int32), arguments(Stream)),
-    )
-    return Kernel(
-        *("streaming_step", streaming_step, signature, threads),
-        shared_bytes=config.shared_bytes,
-        min_blocks=config.min_blocks,
-        key=repr(config),
-    )
+    signature = signature_of(storage, flat(types.int32), arguments(Stream))
+    sizes = threads, config.shared_bytes, config.min_blocks
+    return Kernel("streaming_step", streaming_step, signature, *sizes, key=repr(config))

@@ -22,12 +22,8 @@ def make_load_weights(config: Config):
     ``first``: element of the block's first weight; ``channel``: the stage's first input channel; ``outs``: output
     channels that exist. The rest is zeros.
     """
-    threads, itemsize, pitch, stage_channels = (
-        config.threads,
-        config.itemsize,
-        config.weight_pitch,
-        config.stage_channels,
-    )
+    threads, itemsize = config.threads, config.itemsize
+    pitch, stage_channels = config.weight_pitch, config.stage_channels
     pieces, tap_bytes, elements = config.weight_row // VECTOR, config.kernel_size * config.itemsize, VECTOR // itemsize
     total = stage_channels * pieces
 

@@ -221,11 +221,8 @@ def slots_of(config: Config, frames: int) -> int:
 
 def blocks_of(problem: Problem, config: Config) -> tuple[int, int, int]:
     """Groups, tiles of output channels of a group, and tiles of slots."""
-    return (
-        problem.groups,
-        -(-problem.out_channels_per_group // config.channels),
-        -(-problem.batch // slots_of(config, problem.length)),
-    )
+    row_tiles = -(-problem.out_channels_per_group // config.channels)
+    return problem.groups, row_tiles, -(-problem.batch // slots_of(config, problem.length))
 
 
 def _traffic(problem: Problem, config: Config) -> tuple[int, int]:
