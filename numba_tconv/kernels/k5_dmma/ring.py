@@ -148,10 +148,8 @@ def make_kernel(config: Config) -> Kernel:
                 mbarrier_wait(full + 8 * slot, parity)
                 if live:
                     at = int32(base + itemsize * stage * slot)
-                    in_window, in_weights = (
-                        int32(at + itemsize * lane.window),
-                        int32(at + itemsize * (x_stage + lane.weights)),
-                    )
+                    in_window = int32(at + itemsize * lane.window)
+                    in_weights = int32(at + itemsize * (x_stage + lane.weights))
                     last = tails if left <= int32(grid.channel_chunks) else int32(-1)
                     multiply(registers, Stage(shared, in_window, in_weights), last)
                 fence_async()  # the copy engine writes here next

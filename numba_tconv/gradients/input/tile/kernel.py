@@ -15,17 +15,9 @@ from numba_tconv.gradients.input.parts import second_stage, split
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
+from numba_tconv.kernels.common.register_tile import make_put_aside
 from numba_tconv.kernels.rung import Step
-from numba_tconv.ptx import (
-    add_vectors,
-    cp_async,
-    cp_async_commit,
-    cp_async_wait,
-    device_function,
-    griddepcontrol_wait,
-    shared_base,
-    store_vectors,
-)
+from numba_tconv.ptx import cp_async, cp_async_commit, cp_async_wait, device_function, griddepcontrol_wait, shared_base
 from numba_tconv.runtime import device as gpu
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
@@ -111,23 +103,6 @@ def _make_multiply_next(config: Config, multiply: Multiply):
     return multiply_channel, multiply_pairs
 
 
-def _make_put_aside(config: Config):
-    """Build ``put_aside``: adds the partial sums at ``e`` if ``adds``, stores the sums there, and zeroes them."""
-    all_sums, vector, accumulator = config.thread_m * config.thread_n, config.vector, ELEMENTS[config.dtype].accumulator
-    add = add_vectors(all_sums // vector, config.threads * vector)
-    store = store_vectors(all_sums // vector, config.threads * vector)
-
-    @device_function
-    def put_aside(sums, shared, e, adds):
-        if adds:
-            add(sums, shared, e)
-        store(shared, e, sums)
-        for z in range(all_sums):
-            sums[z] = accumulator(0)
-
-    return put_aside
-
-
 def _make_copy_weights(config: Config):
     """Build ``copy_weights``: a block copies a stage's weights from ``first`` to element ``to`` of shared memory."""
     threads, vector, w_stage = config.threads, config.vector, config.w_stage
@@ -159,8 +134,7 @@ def make_kernel(config: Config) -> Kernel:
     fill_table, fetch = make_load(config)
     multiply = make_multiply(config)
     taps_of_stage, (multiply_channel, multiply_pairs) = multiply.taps_of_stage, _make_multiply_next(config, multiply)
-    add_partial_sums = add_vectors(all_sums // vector, threads * vector)
-    put_aside = _make_put_aside(config)
+    put_aside, add_partial_sums = make_put_aside(config, all_sums)
     store = make_store(config)
 
     def grad_input_tile(grad_output, weights, grad_input, sizes, grid):

@@ -91,16 +91,9 @@ class Config(WarpTile):
 
     @property
     def window(self) -> Window:
-        return Window(
-            self.dtype,
-            self.phases,
-            self.channels,
-            self.block_n + (self.tap_chunk - 1) * self.taps.step,
-            self.pitch,
-            self.threads,
-            LOCATING,
-            whole=self.whole_channels,
-        )
+        width = self.block_n + (self.tap_chunk - 1) * self.taps.step
+        sizes = self.phases, self.channels, width, self.pitch, self.threads
+        return Window(self.dtype, *sizes, LOCATING, whole=self.whole_channels)
 
     @property
     def table(self) -> int:

@@ -16,9 +16,10 @@ from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.gradients.sum import accumulator_of, added_up
 from numba_tconv.gradients.sum import make_kernel as make_sum
 from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
+from numba_tconv.kernels.common.register_tile import make_put_aside
 from numba_tconv.kernels.k4_register_tile.plan import vectors_align
 from numba_tconv.kernels.rung import Step
-from numba_tconv.ptx import add_vectors, cp_async_commit, cp_async_wait, device_function, store_vectors
+from numba_tconv.ptx import cp_async_commit, cp_async_wait, device_function
 from numba_tconv.runtime import device as gpu
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
@@ -72,7 +73,7 @@ class Tile(NamedTuple):
 
 
 def make_blocks(config: Config) -> Callable:
-    threads, vector, slice_threads = config.threads, config.vector, config.slice_threads
+    vector, slice_threads = config.vector, config.slice_threads
     block_m, block_l, tap_chunk = config.block_m, config.block_l, config.tap_chunk
     phases, channels, rows = config.phases, config.channels, config.taps.rows
     x_pitch, g_pitch = config.pitch(config.block_l), config.pitch(config.width)
@@ -85,8 +86,7 @@ def make_blocks(config: Config) -> Callable:
     accumulator = ELEMENTS[config.dtype].accumulator
     wait_for_stage = cp_async_wait(0)
     load, multiply, store = make_load(config), make_multiply(config), make_store(config)
-    add_partial_sums = add_vectors(all_sums // vector, threads * vector)
-    store_partial_sums = store_vectors(all_sums // vector, threads * vector)
+    put_aside, add_partial_sums = make_put_aside(config, all_sums)
 
     @device_function
     def lanes_of(e):
@@ -155,11 +155,7 @@ def make_blocks(config: Config) -> Callable:
                 until_aside = int32(until_aside - 1)
                 if partial and until_aside == 0:
                     until_aside = int32(partial)
-                    if s >= partial:
-                        add_partial_sums(sums, shared, partials + thread * vector)
-                    store_partial_sums(shared, partials + thread * vector, sums)
-                    for z in range(all_sums):
-                        sums[z] = accumulator(0)
+                    put_aside(sums, shared, partials + thread * vector, s >= partial)
             s = int32(s + 1)
         if partial and total >= partial:
             add_partial_sums(sums, shared, partials + thread * vector)
@@ -184,15 +180,8 @@ def make_kernel(config: Config) -> Kernel:
             else:
                 compute_rest(grad_output, x, result, sizes, grid_of_rest)
 
-    return Kernel(
-        "grad_weight_split",
-        function,
-        signature,
-        config.threads,
-        config.shared_bytes,
-        config.min_blocks,
-        key=repr(config),
-    )
+    sizes = config.threads, config.shared_bytes, config.min_blocks
+    return Kernel("grad_weight_split", function, signature, *sizes, key=repr(config))
 
 
 def _copying(config: Config, x: Layout) -> Config:
