@@ -44,7 +44,7 @@ ANY = None  # an operand's kind
 
 
 def instruction(meaning, *kinds, result=types.void):
-    """Decorator of an intrinsic's code, (context, builder, sig, args); ``kinds``: Numba's types of operands, or ANY."""
+    """Decorator of an intrinsic's code; ``kinds``: operands' types, or ANY."""
 
     def make(code):
         def typed(*given):
@@ -77,7 +77,6 @@ def shared_item(context, builder, array_type, array, index):
 
 
 def local_of(context, builder, sig, args, k):
-    """Pointer to the first element of operand ``k``, an array."""
     return context.make_array(sig.args[k])(context, builder, args[k]).data
 
 
@@ -96,7 +95,7 @@ def asm(builder, result, arguments, text, constraints):
 
 
 def switch(builder, case, codes):
-    """Run one of ``codes``, functions without arguments; the last for any other ``case``."""
+    """Run one of ``codes``; the last for any other ``case``."""
     if len(codes) == 1:
         codes[0]()
         return

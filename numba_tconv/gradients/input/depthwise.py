@@ -19,6 +19,7 @@ from numba_tconv.kernels.common.arguments import (
     Weights,
     arguments,
     of_problem,
+    over_planes,
     placed_like,
     placed_signal_like,
     weights_like,
@@ -28,7 +29,6 @@ from numba_tconv.kernels.depthwise.rows import (
     Meeting,
     blocks_of,
     fitting,
-    grid,
     make_multiply_in_place,
     many_channels,
     reason,
@@ -201,7 +201,7 @@ def _prepared(problem: Problem, config: Config, g: Layout, w: Layout, result: La
     # The first vector may begin early.
     passes, stretches = split(rows, -(-(p.length + config.vector - 1) // config.positions), config)
     return make_kernel(config).prepare(
-        grid(rows, config.threads // config.lanes, stretches),
+        over_planes(-(-rows // (config.threads // config.lanes)), stretches),
         *(placed_signal_like(g), weights_like(w), placed_like(result)),
         of_problem(Sizes, p, rows=rows, passes=passes),
     )

@@ -12,9 +12,7 @@ from numba import cuda, float64, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
-from numba_tconv.gradients.rung import GradientRung
-from numba_tconv.gradients.sum import accumulator_of, added_up
-from numba_tconv.gradients.sum import make_kernel as make_sum
+from numba_tconv.gradients.sum import SummedRung, accumulator_of, added_up
 from numba_tconv.kernels.common.arguments import PlacedSignal, arguments, of_problem, placed_signal_like
 from numba_tconv.kernels.depthwise.rows import (
     Meeting,
@@ -24,9 +22,7 @@ from numba_tconv.kernels.depthwise.rows import (
     many_channels,
     reason,
 )
-from numba_tconv.kernels.rung import Step
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, vectors_of
-from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import Layout
@@ -183,11 +179,12 @@ def splits_of(problem: Problem, config: Config) -> tuple[int, int, int]:
     return vectors, splits, -(-problem.batch * vectors // splits)
 
 
-class WeightDepthwise(GradientRung):
+class WeightDepthwise(SummedRung):
     name = "grad_weight_depthwise"
     of = "grad_weight"
     idea = "few channels a group: both operands in vectors straight into registers; a sum a tap, split over blocks"
     memory_bound = True
+    make_kernel = staticmethod(make_kernel)
 
     def supports(self, problem, dtype, precision):
         if why := super().supports(problem, dtype, precision) or reason(problem):
@@ -205,9 +202,6 @@ class WeightDepthwise(GradientRung):
 
     def tiny_configs(self, problem, dtype):
         return [make(problem, dtype, threads=8, passes=passes, min_blocks=1) for passes in (1, 3)]
-
-    def steps(self, config, problem, device=H200):
-        return [Step("main", make_kernel(config)), Step("add up", make_sum(config.dtype))]
 
     def prepare(self, grad_output, x, result, problem, config=None, precision=None):
         splits, launch = _prepared(problem, config or choose(problem, result.dtype), grad_output, x)

@@ -88,6 +88,15 @@ def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
     return fields(*sizes)
 
 
+GRID_AXIS = 65_535  # most blocks along y or z
+
+
+def over_planes(along_x: int, count: int) -> tuple[int, int, int]:
+    """A grid of ``count`` rows of blocks, along y and z."""
+    planes = -(-count // GRID_AXIS)
+    return along_x, -(-count // planes), planes
+
+
 def signal_like(x: Layout) -> Signal:
     return Signal(alike(x.shape, x.dtype, x.strides), *x.strides)
 

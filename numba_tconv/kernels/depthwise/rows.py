@@ -19,7 +19,6 @@ MOST_IN_PLACE = 128
 MOST_SAMPLES = 2**30  # of a row, in 32 bits
 MOST_ROWS = 2**31 - 1  # along x of the grid
 ENOUGH_BLOCKS = 2048  # beyond, stretches take more passes
-GRID_AXIS = 65_535
 
 
 class Meeting:
@@ -44,7 +43,7 @@ class Meeting:
 
 
 def fitting(dtype: torch.dtype, make: Callable[[int], Meeting]) -> Meeting:
-    """The configuration of most ``positions``, up to 16 bytes, whose window and products are small enough."""
+    """The configuration of most ``positions`` whose window and products fit."""
     most = 16 // dtype.itemsize
     for positions in (most >> e for e in range(4) if most >> e):
         config = make(positions)
@@ -60,7 +59,7 @@ def blocks_of(dtype: torch.dtype, numbers: int) -> int:
 
 
 def make_multiply_in_place(config, sums: int):
-    """Build the products with a window that is read from memory; None unless ``in_place``."""
+    """Build products with a window in memory, if ``in_place``."""
     if not config.in_place:
         return None
     element, cases = ELEMENTS[config.dtype], placed(config.products, config.vector)
@@ -91,12 +90,6 @@ def split(rows: int, vectors: int, config) -> tuple[int, int]:
     most = max(1, min(config.passes, rows * vectors // (config.threads * ENOUGH_BLOCKS)))
     stretches = -(-vectors // (most * config.lanes))
     return -(-vectors // (stretches * config.lanes)), stretches
-
-
-def grid(rows: int, teams: int, stretches: int) -> tuple[int, int, int]:
-    """Rows along x, stretches along y and z."""
-    planes = -(-stretches // GRID_AXIS)
-    return -(-rows // teams), -(-stretches // planes), planes
 
 
 def read_in_place(config) -> bool:

@@ -26,7 +26,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
 
 from . import pack
-from .arguments import Block, OutputTile, Progress, Registers, Stage
+from .arguments import Block, Progress, Registers, Stage
 from .choose import choose
 from .epilogue import make_store
 from .mainloop import make_multiply
@@ -93,7 +93,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
     threads, vector, block_n = config.threads, config.vector, config.block_n
     stages, w_stage = config.stages, config.w_stage
     warp_columns, window_offsets = 32 // config.lanes_m * config.thread_n, config.entries - 2
-    phases, channels, row_parts, ragged = config.phases, config.channels, config.row_parts, config.ragged
+    phases, row_parts, ragged = config.phases, config.row_parts, config.ragged
     accumulator, all_sums = ELEMENTS[config.dtype].accumulator, config.thread_m * config.thread_n
     partial, partials = config.partial, config.partials
     put_aside, add_partial_sums = make_put_aside(config, all_sums)
@@ -144,11 +144,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         cuda.syncthreads()  # the output tile overwrites the stages
         put(shared, registers.sums, results, lane)
         cuda.syncthreads()
-        channel = row_tile // row_parts * channels
-        channels_left = int32(min(channels, sizes.out_per_group - channel))
-        first_channel, first_phase = group * sizes.out_per_group + channel, row_tile % row_parts * phases
-        tile = OutputTile(shared, start, first_channel, channels_left, first_phase)
-        store(y, tile, registers.weights, bias, sizes, grid)
+        store(y, shared, start, group, row_tile, registers.weights, bias, sizes, grid)
 
     return kernel_of(name, k4_register_tile, config, threads)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.arguments import Bias, Signal, arguments, of_problem, signal_like
+from numba_tconv.kernels.common.arguments import Bias, Signal, arguments, of_problem, over_planes, signal_like
 from numba_tconv.kernels.common.split_sums import SecondStage, second_stage, split
 from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.elements import ELEMENTS
@@ -17,8 +17,6 @@ from . import choose as k4_choose
 from .arguments import Grid, Sizes
 from .pack import TilePacking, packing_of
 from .tile import Config
-
-GRID_AXIS = 65_535
 
 
 @lru_cache(maxsize=1024)
@@ -47,9 +45,9 @@ def plan_of(
     t = p.taps
     first_column, columns = config.columns(p)
     row_tiles, column_tiles = config.row_tiles(p), -(-p.batch * columns // config.block_n)
-    planes, packing = -(-column_tiles // GRID_AXIS), packing_of(p, config, w)
+    packing = packing_of(p, config, w)
     packed = alike((packing.size,), w.dtype)
-    grid, kernel = (row_tiles * p.groups, -(-column_tiles // planes), planes), make_kernel(replace(config, splits=1))
+    grid, kernel = over_planes(row_tiles * p.groups, column_tiles), make_kernel(replace(config, splits=1))
     launch = kernel.prepare(
         grid,
         signal_like(x),

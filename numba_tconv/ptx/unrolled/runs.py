@@ -32,12 +32,10 @@ def widened(builder, name, word, upper):
 
 
 def load_as(builder, pointer, kind, align=16):
-    """Load a ``kind`` from ``pointer``, of any type."""
     return builder.load(builder.bitcast(pointer, ir.PointerType(kind)), align=align)
 
 
 def store_as(builder, value, pointer, align=16):
-    """Store ``value`` at ``pointer``, of any type."""
     builder.store(value, builder.bitcast(pointer, ir.PointerType(value.type)), align=align)
 
 

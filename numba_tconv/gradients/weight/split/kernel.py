@@ -12,16 +12,12 @@ from typing import NamedTuple
 from numba import cuda, int32, int64, types
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.rung import GradientRung
-from numba_tconv.gradients.sum import accumulator_of, added_up
-from numba_tconv.gradients.sum import make_kernel as make_sum
+from numba_tconv.gradients.sum import SummedRung, accumulator_of, added_up
 from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
 from numba_tconv.kernels.common.register_tile import make_put_aside
 from numba_tconv.kernels.k4_register_tile.plan import vectors_align
-from numba_tconv.kernels.rung import Step
 from numba_tconv.ptx import cp_async_commit, cp_async_wait, device_function
 from numba_tconv.runtime import device as gpu
-from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import NO_GPU, Layout
@@ -189,12 +185,12 @@ def _copying(config: Config, x: Layout) -> Config:
     return config.copying_vectors() if copies else config
 
 
-class WeightSplit(GradientRung):
+class WeightSplit(SummedRung):
     name = "grad_weight_split"
     of = "grad_weight"
     idea = "a matrix product from registers; the positions are split over blocks, and added up in a fixed order"
     minimum_cc = (8, 0)  # cp.async
-    tiny_configs = staticmethod(tiny)
+    make_kernel, tiny_configs = staticmethod(make_kernel), staticmethod(tiny)
 
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, dtype, device or gpu.H200)
@@ -202,9 +198,6 @@ class WeightSplit(GradientRung):
     def config_on(self, device, problem, dtype, precision):
         x = Layout.contiguous(problem.in_shape, dtype, NO_GPU)
         return _copying(super().config_on(device, problem, dtype, precision), x)
-
-    def steps(self, config, problem, device=H200):
-        return [Step("main", make_kernel(config), config.shared_bytes), Step("add up", make_sum(config.dtype))]
 
     def prepare(self, grad_output, x, result, problem, config=None, precision=None):
         splits, launch = _prepared(problem, config, grad_output, x, gpu.of(result.index))
