@@ -1,8 +1,7 @@
 """The alias-free activation's gradients (kernels/README.md).
 
 dv, the gradient of activated up-samples, is made from dy as u from x. du, the gradient of up-samples, is filtered as v
-in the forward kernel.
-"""
+in the forward kernel."""
 
 import math
 from functools import cache

@@ -19,8 +19,7 @@ class Config(RowTile):
     """A tile is ``threads * run`` positions of a row, and the samples of x's gradient from their up-samples.
 
     ``up`` makes x's up-samples again. Turned round, the filter down gives the gradient of activated up-samples
-    (``turned``; by single up-samples unless ``same_ratio``), the filter up x's (``down``).
-    """
+    (``turned``; by single up-samples unless ``same_ratio``), the filter up x's (``down``)."""
 
     dtype: torch.dtype
     up_taps: int

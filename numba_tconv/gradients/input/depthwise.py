@@ -1,7 +1,6 @@
 """grad_input_depthwise: few channels a group.
 
-A thread computes neighbouring positions from a run of grad_output, in 16-byte vectors.
-"""
+A thread computes neighbouring positions from a run of grad_output, in 16-byte vectors."""
 
 from dataclasses import dataclass
 from functools import cache, lru_cache

@@ -2,8 +2,7 @@
 
     state, x, w --loads that do not wait for each other--> registers --> y, new state
 
-Products are added in the order of k2_polyphase.
-"""
+Products are added in the order of k2_polyphase."""
 
 from dataclasses import dataclass
 from functools import cache

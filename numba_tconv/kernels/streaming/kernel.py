@@ -1,8 +1,7 @@
 """The kernel of a step by columns: weights as they lie and the frames of all slots (drawing: kernels/README.md).
 
 Sums of SUM_CHANNELS input channels are added in the order of k2_polyphase, so steps give its bits on the whole signal,
-whatever the frames, slots and mask.
-"""
+whatever the frames, slots and mask."""
 
 from functools import cache
 
@@ -29,8 +28,7 @@ def is_live(mask, n):
 def make_read(config: Config):
     """Build ``read``: copies a block's frames, converted, to shared memory ``frames`` (input channels, window, slots).
 
-    Zeros follow the last frame.
-    """
+    Zeros follow the last frame."""
     element, threads, window = ELEMENTS[config.dtype], config.threads, config.window
     slots, kept, in_per_group = config.slots, config.kept, config.in_per_group
     load, storage, rows = element.load, element.storage, config.group_count * config.in_per_group * window
@@ -80,8 +78,7 @@ def make_multiply(config: Config):
     """Build ``multiply``: sums a column over ``count`` input channels.
 
     Weights from ``offset`` of ``w`` on, frames from element ``at`` of shared memory on. ``now`` and ``after``:
-    ``ahead`` weights each, multiplied and loaded.
-    """
+    ``ahead`` weights each, multiplied and loaded."""
     element, ahead, all_sums = ELEMENTS[config.dtype], config.ahead, config.sums
     load, accumulator, pitch = element.load, element.accumulator, config.window * config.slots
     whole = config.in_per_group % SUM_CHANNELS % ahead == 0 and SUM_CHANNELS % ahead == 0
@@ -118,8 +115,7 @@ def make_multiply(config: Config):
 def make_keep(config: Config):
     """Build ``keep``: writes a block's part of the new state.
 
-    One thread a row goes forward, so that it reads a frame before it overwrites it.
-    """
+    One thread a row goes forward, so that it reads a frame before it overwrites it."""
     threads, slots, kept = config.threads, config.slots, config.kept
     in_per_group, most = config.in_per_group, config.group_count * config.in_per_group
 

@@ -4,8 +4,7 @@ A row is an output channel and a phase r, a column a slot's new frame. A stage h
 some input channels. Tap r + q*stride multiplies the frames q before the columns' own. Warps add up their sums in one
 order.
 
-Frames lie by time, then by slot: the columns' are adjacent for every q, and so is the new state.
-"""
+Frames lie by time, then by slot: the columns' are adjacent for every q, and so is the new state."""
 
 from functools import cache
 
@@ -45,8 +44,7 @@ def make_multiply(config: Config):
     """Build ``multiply``: adds a warp's products of a stage.
 
     ``weights``, ``frames``: this lane's addresses of the warp's first slice; ``rows``: bytes to the weights of its
-    rows; ``shift``: bytes between two frames of a slot.
-    """
+    rows; ``shift``: bytes between two frames of a slot."""
     kept, stride, itemsize, halves = config.kept, config.stride, config.itemsize, 4 // config.itemsize
     row_blocks, column_blocks, operands = config.row_blocks, config.column_blocks, 4 * config.row_blocks
     pitch, next_columns, by_matrix = config.weight_pitch, COLUMNS * config.frame_pitch, config.by_matrix

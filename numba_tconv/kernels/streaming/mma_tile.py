@@ -28,8 +28,7 @@ class Config:
     """A block computes ``columns`` columns, a slot's new frame each, of ``channels`` output channels of a group.
 
     Teams of ``column_warps`` warps share the columns; the teams share a stage's input channels, ``slices`` products
-    deep. A slot has at least ``frames`` new ones, a power of two. ``apart``: sums lie behind the ring of stages.
-    """
+    deep. A slot has at least ``frames`` new ones, a power of two. ``apart``: sums lie behind the ring of stages."""
 
     dtype: torch.dtype
     kernel_size: int

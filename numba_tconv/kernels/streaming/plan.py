@@ -65,8 +65,7 @@ def prepare(
 ) -> Callable[..., None]:
     """A function (x, state, weight, bias, mask, y) that launches a step by ``choose``'s ``config``.
 
-    state (N, C_in, F) and y (N, C_out, T*stride) are contiguous; bias (C_out,) need not be. Nothing is checked.
-    """
+    state (N, C_in, F) and y (N, C_out, T*stride) are contiguous; bias (C_out,) need not be. Nothing is checked."""
     p, dtype = problem, x.dtype
     prepared = {mma_tile.Config: _mma, depthwise.Config: _depthwise}.get(type(config), _by_columns)
     tensors = (

@@ -42,8 +42,7 @@ def store_as(builder, value, pointer, align=16):
 def load_run(element, count):
     """(window, source, first, skip): ``window[z] = source[first + skip + z]`` for z below ``count``, widened.
 
-    Reads ``vectors_of(element, count)`` vectors from ``first``, 16-byte aligned; ``skip`` is less than a vector.
-    """
+    Reads ``vectors_of(element, count)`` vectors from ``first``, 16-byte aligned; ``skip`` is less than a vector."""
     size = element.storage.bitwidth // 8
     vectors = vectors_of(element, count)
 
