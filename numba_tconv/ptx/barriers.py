@@ -21,7 +21,7 @@ mbarrier_expect_tx = word("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], 
 mbarrier_expect_tx.__doc__ = """(barrier, bytes): the phase waits for ``bytes`` more to land; no arrival."""
 
 mbarrier_await_copies = word("cp.async.mbarrier.arrive.shared::cta.b64 [$0];", i32)
-mbarrier_await_copies.__doc__ = """(barrier): the phase lasts until this thread's earlier cp.async have landed."""
+mbarrier_await_copies.__doc__ = """(barrier): the phase lasts until this thread's cp.async have landed; no arrival."""
 
 mbarrier_wait = word(
     "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;\n@!done bra again;\n}",

@@ -147,7 +147,7 @@ cp_async_bulk_store.__doc__ = """(target, index, address, size): one thread copi
 bytes first call ``fence_async``, then meet at a barrier."""
 
 cp_async_bulk_commit = word("cp.async.bulk.commit_group;")
-cp_async_bulk_commit.__doc__ = """(): this thread's bulk stores since the last commit form a group."""
+cp_async_bulk_commit.__doc__ = """(): this thread's bulk stores since the last commit form a group, maybe empty."""
 
 fence_async = word("fence.proxy.async.shared::cta;")
 fence_async.__doc__ = """(): what this thread has written to shared memory is seen by copies that begin later."""

@@ -40,7 +40,7 @@ COUNTED = (
     lambda typed: lambda typingctx, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
     lambda typed: lambda typingctx, a, b, c, d, e, f, g, h: typed(a, b, c, d, e, f, g, h),
 )
-ANY = None  # an operand's kind
+ANY = None
 
 
 def instruction(meaning, *kinds, result=types.void):

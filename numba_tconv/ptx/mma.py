@@ -17,7 +17,7 @@ opaque.__doc__ = """(value): the same, by an opaque mov.f32; ptxas serialises wg
 
 
 def _slots(context, builder, sig, args, k, count):
-    """Pointers to ``count`` elements of the array that is operand ``k``, from the next operand on."""
+    """Pointers to elements of operand ``k``, from the next operand on."""
     data = local_of(context, builder, sig, args, k)
     return [builder.gep(data, [builder.add(args[k + 1], ir.Constant(i64, z))]) for z in range(count)]
 

@@ -22,15 +22,13 @@ MOST_ROW_BLOCKS = 65535  # of a grid in y
 
 
 class RowTile:
-    """Shared with the gradients' tiles."""
-
     dtype: torch.dtype
     up_taps: int
     down_taps: int
     up_ratio: int
     down_ratio: int
     threads: int
-    run: int  # positions of a thread
+    run: int
     outputs: int
 
     @cached_property

@@ -83,7 +83,7 @@ SHORT = {"in_per_group": "in_channels_per_group", "out_per_group": "out_channels
 
 
 def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
-    """A tuple ``fields`` from ``others``, else from the problem's sizes, some of them by SHORT names."""
+    """A tuple ``fields`` from ``others``, else from the problem's sizes."""
     sizes = (others[name] if name in others else getattr(problem, SHORT.get(name, name)) for name in fields._fields)
     return fields(*sizes)
 

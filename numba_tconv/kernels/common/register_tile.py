@@ -77,7 +77,7 @@ class WarpTile(ThreadTile):
 
 def make_put_aside(config, all_sums: int):
     """Build ``put_aside``, which adds the partial sums at ``e`` if ``adds``, stores the sums there and zeroes them; and
-    ``add``, which adds them."""
+    ``add``."""
     vectors, hop = all_sums // config.vector, config.threads * config.vector
     add, store = add_vectors(vectors, hop), store_vectors(vectors, hop)
     accumulator = ELEMENTS[config.dtype].accumulator

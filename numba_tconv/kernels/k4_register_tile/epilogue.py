@@ -9,7 +9,7 @@ from .tile import Config
 
 
 def make_store(config: Config):
-    """Build ``store`` of a tile, by the first ``config.threads`` threads; outputs without a tap are the bias, or zero.
+    """Build ``store``, by the first ``config.threads`` threads; outputs without a tap are the bias, or zero.
 
     ``values``: a local array of ``y_vector`` elements."""
     threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.result_pitch

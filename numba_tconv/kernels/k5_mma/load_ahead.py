@@ -33,7 +33,7 @@ class Walk(NamedTuple):
 
 
 def make_load_ahead(config: Config):
-    """Build three device functions.
+    """Build:
 
     * ``aim``: the Source of a window of the tile at sample ``n`` and column ``j``.
     * ``load`` starts and commits the copies of ``ahead``, the thread's first to address ``to``.
