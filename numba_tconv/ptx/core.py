@@ -55,7 +55,7 @@ def instruction(meaning, *kinds, result=types.void):
             return result(*(kind or own for kind, own in zip(kinds, given, strict=True))), codegen
 
         made = COUNTED[len(kinds)](typed)
-        made.__doc__ = code.__doc__
+        made.__name__, made.__doc__ = code.__name__, code.__doc__
         return intrinsic(meaning)(made)
 
     return make
