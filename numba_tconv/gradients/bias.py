@@ -12,16 +12,12 @@ from numba import cuda, float64, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
-from numba_tconv.kernels.rung import Step
 from numba_tconv.runtime import device as gpu
-from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import Layout
 
-from .rung import GradientRung
-from .sum import accumulator_of, added_up
-from .sum import make_kernel as make_sum
+from .sum import SummedRung, accumulator_of, added_up
 
 BLOCKS = 8  # of a multiprocessor
 
@@ -93,19 +89,17 @@ def splits_of(problem, config: Config, device: gpu.Device) -> tuple[int, int]:
     return -(-positions // length), length
 
 
-class Bias(GradientRung):
+class Bias(SummedRung):
     name = "grad_bias"
     of = "grad_bias"
     idea = "every element read once; the positions of a channel are split over blocks, and added up in a fixed order"
+    make_kernel = staticmethod(make_kernel)
 
     def config(self, problem, dtype, device=None, precision=None):
         return Config(dtype)
 
     def tiny_configs(self, problem, dtype):
         return [Config(dtype, threads=4, batch=1), Config(dtype, threads=2, batch=2)]
-
-    def steps(self, config, problem, device=H200):
-        return [Step("main", make_kernel(config)), Step("add up", make_sum(config.dtype))]
 
     def prepare(self, grad_output, result, problem, config=None, precision=None):
         splits, launch = _prepared(problem, config or Config(result.dtype), grad_output, gpu.of(result.index))

@@ -10,7 +10,7 @@ import torch
 from numba import cuda, int64, types, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem
+from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, over_planes
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT
 from numba_tconv.runtime.kernel import Kernel, flat
 
@@ -19,7 +19,6 @@ from .planes_turned import Sizes
 
 THREADS = 128
 LOADS = 8  # words in flight, at least
-GRID_AXIS = 65_535
 BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # by itemsize
 WORD = 4  # bytes
 MOST_PHASES = 16  # copied by a thread
@@ -128,9 +127,8 @@ def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
     pitch = pitch_of(problem, grad_output.dtype)
     result = grad_output.new_empty((problem.batch, problem.out_channels * config.phases, pitch))
     rows = problem.batch * problem.out_channels
-    layers = -(-rows // GRID_AXIS)
     make_kernel(config).launch(
-        (config.along(columns), -(-rows // layers), layers),
+        over_planes(config.along(columns), rows),
         Signal(_bits(grad_output), *grad_output.stride()),
         _bits(result),
         of_problem(Sizes, problem, columns=columns, pitch=pitch, rows=rows),

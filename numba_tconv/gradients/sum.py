@@ -7,9 +7,13 @@ from functools import cache, lru_cache
 import torch
 from numba import cuda, float64, types, uint64
 
+from numba_tconv.kernels.rung import Step
+from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import Layout, room
+
+from .rung import GradientRung
 
 THREADS = 128
 BATCH = 8  # loads in flight
@@ -40,6 +44,13 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class SummedRung(GradientRung):
+    """Splits' sums are added up."""
+
+    def steps(self, config, problem, device=H200):
+        return [*super().steps(config, problem, device), Step("add up", make_kernel(config.dtype))]
 
 
 def added_up(launch: Callable, result: Layout, splits: int) -> Callable:

@@ -73,17 +73,6 @@ def evenly(count: int, most: int) -> tuple[int, int]:
     return -(-count // pieces), pieces
 
 
-def split_phases(problem: Problem, most: int) -> tuple[int, int, int]:
-    """Phases with taps; phases of a window, at most ``most``; windows for all."""
-    phases = min(problem.taps.rows, problem.kernel_size)
-    return phases, *evenly(phases, most)
-
-
-def split_taps(problem: Problem, most: int) -> tuple[int, int]:
-    """Taps of an even chunk, at most ``most``; chunks."""
-    return evenly(problem.taps.taps_per_row, most)
-
-
 def columns(problem: Problem, tap_chunk: int) -> int:
     """Columns of a sample with ``tap_chunk`` taps a window."""
     return problem.length + (tap_chunk - 1) * problem.taps.step

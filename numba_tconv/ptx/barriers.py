@@ -21,9 +21,7 @@ mbarrier_expect_tx = word("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], 
 mbarrier_expect_tx.__doc__ = """(barrier, bytes): the phase waits for ``bytes`` more to land; no arrival."""
 
 mbarrier_await_copies = word("cp.async.mbarrier.arrive.shared::cta.b64 [$0];", i32)
-mbarrier_await_copies.__doc__ = (
-    """(barrier): the phase does not end before this thread's earlier cp.async have landed; no arrival is expected."""
-)
+mbarrier_await_copies.__doc__ = """(barrier): the phase lasts until this thread's cp.async have landed; no arrival."""
 
 mbarrier_wait = word(
     "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;\n@!done bra again;\n}",
@@ -38,9 +36,7 @@ fence_mbarrier_init = word("fence.mbarrier_init.release.cluster;\nfence.proxy.as
 fence_mbarrier_init.__doc__ = """(): the mbarriers initialised by this thread exist for the copy engine too."""
 
 barrier_sync = word("bar.sync $0, $1;", i32, i32)
-barrier_sync.__doc__ = (
-    """(barrier, threads): a barrier of ``threads`` threads of the block; 0 is that of syncthreads."""
-)
+barrier_sync.__doc__ = """(barrier, threads): a barrier of ``threads`` threads; 0 is that of syncthreads."""
 
 
 def setmaxnreg(registers, grow):

@@ -1,9 +1,29 @@
 """Copies from global to shared memory; shared memory by address."""
 
+from functools import partial
+
 from llvmlite import ir
 from numba import types
 
-from .core import ELEMENT, SHARED, asm, i32, i64, instruction, item, no_meaning, operation, word
+from .core import (
+    ANY,
+    ELEMENT,
+    asm,
+    get,
+    i16,
+    i32,
+    i64,
+    instruction,
+    intrinsic,
+    item,
+    local_of,
+    no_meaning,
+    operation,
+    put,
+    shared_item,
+    switch,
+    word,
+)
 from .simulator.meanings import address
 
 
@@ -15,7 +35,7 @@ def cp_async(elements):
     def meaning(shared, s, source, g, valid):
         shared[s : s + elements] = source[g : g + elements] if valid else 0
 
-    @instruction(meaning)
+    @intrinsic(meaning)
     def cp_async_elements(typingctx, shared, s, source, g, valid):
         size = elements * shared.dtype.bitwidth // 8
         if size not in (4, 8, 16):
@@ -24,9 +44,7 @@ def cp_async(elements):
         text = f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global [$0], [$1], {size}, $2;"
 
         def codegen(context, builder, sig, args):
-            target = item(context, builder, sig.args[0], args[0], args[1])
-            window = ir.PointerType(context.get_value_type(shared.dtype), SHARED)
-            target = builder.ptrtoint(builder.addrspacecast(target, window), i32)
+            target = shared_item(context, builder, shared, args[0], args[1])
             origin = builder.ptrtoint(item(context, builder, sig.args[2], args[2], args[3]), i64)
             count = builder.mul(builder.zext(args[4], i32), ir.Constant(i32, size))
             asm(builder, ir.VoidType(), [target, origin, count], text, "r,l,r,~{memory}")
@@ -47,21 +65,14 @@ def cp_async_wait(pending):
 
 
 # Shared addresses are int32, in bytes.
-@instruction(no_meaning)
-def shared_address(typingctx, shared, index):
-    def codegen(context, builder, sig, args):
-        window = ir.PointerType(context.get_value_type(shared.dtype), SHARED)
-        return builder.ptrtoint(builder.addrspacecast(item(context, builder, sig.args[0], *args), window), i32)
-
-    return types.int32(shared, types.intp), codegen
+@instruction(no_meaning, ANY, types.intp, result=types.int32)
+def shared_address(context, builder, sig, args):
+    return shared_item(context, builder, sig.args[0], *args)
 
 
-@instruction(no_meaning)
-def ld_shared_u16(typingctx, address):
-    def codegen(context, builder, sig, args):
-        return builder.zext(asm(builder, ir.IntType(16), args, "ld.shared.u16 $0, [$1];", "=h,r,~{memory}"), i32)
-
-    return types.int32(types.int32), codegen
+@instruction(no_meaning, types.int32, result=types.int32)
+def ld_shared_u16(context, builder, sig, args):
+    return builder.zext(asm(builder, i16, args, "ld.shared.u16 $0, [$1];", "=h,r,~{memory}"), i32)
 
 
 def ld_shared(count, kind):
@@ -109,12 +120,9 @@ def cp_async_to(size):
     return word(f"cp.async.{kind}.shared.global [$0], [$1], {size}, $2;", types.int32, ELEMENT, types.int32)
 
 
-@instruction(address)
-def global_address(typingctx, source, g):
-    def codegen(context, builder, sig, args):
-        return builder.ptrtoint(item(context, builder, sig.args[0], *args), i64)
-
-    return types.int64(source, types.intp), codegen
+@instruction(address, ANY, types.intp, result=types.int64)
+def global_address(context, builder, sig, args):
+    return builder.ptrtoint(item(context, builder, sig.args[0], *args), i64)
 
 
 cp_async_vector = word("cp.async.cg.shared.global [$0], [$1], 16;", types.int32, types.int64)
@@ -139,9 +147,7 @@ cp_async_bulk_store.__doc__ = """(target, index, address, size): one thread copi
 bytes first call ``fence_async``, then meet at a barrier."""
 
 cp_async_bulk_commit = word("cp.async.bulk.commit_group;")
-cp_async_bulk_commit.__doc__ = (
-    """(): this thread's bulk stores since the last commit form a group, perhaps an empty one."""
-)
+cp_async_bulk_commit.__doc__ = """(): this thread's bulk stores since the last commit form a group, maybe empty."""
 
 fence_async = word("fence.proxy.async.shared::cta;")
 fence_async.__doc__ = """(): what this thread has written to shared memory is seen by copies that begin later."""
@@ -161,24 +167,14 @@ def take(offsets, stride, cases):
         for z, offset in enumerate(offsets):
             values[z] = local[offset + case * stride]
 
-    @instruction(meaning)
-    def take_of(typingctx, values, local, case):
-        def codegen(context, builder, sig, args):
-            source, target = (context.make_array(sig.args[1 - z])(context, builder, args[1 - z]).data for z in range(2))
-            after = builder.append_basic_block("taken")
-            blocks = [builder.append_basic_block(f"case{number}") for number in range(cases)]
-            switch = builder.switch(args[2], blocks[-1])
-            for number, block in enumerate(blocks):
-                if number < cases - 1:
-                    switch.add_case(ir.Constant(i32, number), block)
-                builder.position_at_end(block)
-                for z, offset in enumerate(offsets):
-                    value = builder.load(builder.gep(source, [ir.Constant(i64, offset + number * stride)]))
-                    builder.store(value, builder.gep(target, [ir.Constant(i64, z)]))
-                builder.branch(after)
-            builder.position_at_end(after)
-            return context.get_dummy_value()
+    @instruction(meaning, ANY, ANY, types.int32)
+    def take_of(context, builder, sig, args):
+        source, target = (local_of(context, builder, sig, args, k) for k in (1, 0))
 
-        return types.void(values, local, types.int32), codegen
+        def code(number):
+            for z, offset in enumerate(offsets):
+                put(builder, target, z, get(builder, source, offset + number * stride))
+
+        switch(builder, args[2], [partial(code, number) for number in range(cases)])
 
     return take_of

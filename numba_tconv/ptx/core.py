@@ -15,7 +15,7 @@ i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 f32, f64 = ir.FloatType(), ir.DoubleType()
 
 
-def instruction(meaning):
+def intrinsic(meaning):
     """Decorator: the Numba intrinsic on a GPU, ``meaning`` in the simulator."""
 
     def choose(typed):
@@ -28,6 +28,39 @@ def instruction(meaning):
     return choose
 
 
+# Numba counts an intrinsic's parameters: a function each.
+COUNTED = (
+    lambda typed: lambda typingctx: typed(),
+    lambda typed: lambda typingctx, a: typed(a),
+    lambda typed: lambda typingctx, a, b: typed(a, b),
+    lambda typed: lambda typingctx, a, b, c: typed(a, b, c),
+    lambda typed: lambda typingctx, a, b, c, d: typed(a, b, c, d),
+    lambda typed: lambda typingctx, a, b, c, d, e: typed(a, b, c, d, e),
+    lambda typed: lambda typingctx, a, b, c, d, e, f: typed(a, b, c, d, e, f),
+    lambda typed: lambda typingctx, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
+    lambda typed: lambda typingctx, a, b, c, d, e, f, g, h: typed(a, b, c, d, e, f, g, h),
+)
+ANY = None
+
+
+def instruction(meaning, *kinds, result=types.void):
+    """Decorator of an intrinsic's code; ``kinds``: operands' types, or ANY."""
+
+    def make(code):
+        def typed(*given):
+            def codegen(context, builder, sig, args):
+                value = code(context, builder, sig, args)
+                return value if value is not None else context.get_dummy_value()
+
+            return result(*(kind or own for kind, own in zip(kinds, given, strict=True))), codegen
+
+        made = COUNTED[len(kinds)](typed)
+        made.__name__, made.__doc__ = code.__name__, code.__doc__
+        return intrinsic(meaning)(made)
+
+    return make
+
+
 def no_meaning(*arguments):
     raise NotImplementedError("the CUDA simulator has no tensor cores, no asynchronous barriers and no copy engine")
 
@@ -37,10 +70,45 @@ def item(context, builder, array_type, array, index):
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
 
 
+def shared_item(context, builder, array_type, array, index):
+    """Shared address of ``array[index]``."""
+    window = ir.PointerType(context.get_value_type(array_type.dtype), SHARED)
+    return builder.ptrtoint(builder.addrspacecast(item(context, builder, array_type, array, index), window), i32)
+
+
+def local_of(context, builder, sig, args, k):
+    return context.make_array(sig.args[k])(context, builder, args[k]).data
+
+
+def get(builder, local, z):
+    return builder.load(builder.gep(local, [ir.Constant(i64, z)]))
+
+
+def put(builder, local, z, value):
+    builder.store(value, builder.gep(local, [ir.Constant(i64, z)]))
+
+
 def asm(builder, result, arguments, text, constraints):
     """Inline assembly; ``$0``, ``$1``, ... are results, then arguments."""
     function = ir.FunctionType(result, [a.type for a in arguments])
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), arguments)
+
+
+def switch(builder, case, codes):
+    """Run one of ``codes``; the last for any other ``case``."""
+    if len(codes) == 1:
+        codes[0]()
+        return
+    after = builder.append_basic_block("after")
+    blocks = [builder.append_basic_block(f"case{number}") for number in range(len(codes))]
+    chosen = builder.switch(case, blocks[-1])
+    for number, block in enumerate(blocks):
+        if number < len(codes) - 1:
+            chosen.add_case(ir.Constant(i32, number), block)
+        builder.position_at_end(block)
+        codes[number]()
+        builder.branch(after)
+    builder.position_at_end(after)
 
 
 LETTERS = {types.int32: "r", types.int64: "l", types.uint16: "h", types.float32: "f", types.float64: "d"}
@@ -88,18 +156,7 @@ def operation(text, result, *kinds, meaning=no_meaning, memory=False, early=Fals
 
         return (result or types.void)(*parameters), codegen
 
-    # Numba counts an intrinsic's parameters: a function each.
-    forms = (
-        lambda typingctx: typed(),
-        lambda typingctx, a: typed(a),
-        lambda typingctx, a, b: typed(a, b),
-        lambda typingctx, a, b, c: typed(a, b, c),
-        lambda typingctx, a, b, c, d: typed(a, b, c, d),
-        lambda typingctx, a, b, c, d, e: typed(a, b, c, d, e),
-        lambda typingctx, a, b, c, d, e, f: typed(a, b, c, d, e, f),
-        lambda typingctx, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
-    )
-    return instruction(meaning)(forms[len(kinds) + kinds.count(ELEMENT)])
+    return intrinsic(meaning)(COUNTED[len(kinds) + kinds.count(ELEMENT)](typed))
 
 
 def word(text, *kinds, meaning=no_meaning):
@@ -123,7 +180,7 @@ def repeated(function, count):
         for z in range(count):
             function(int32(k + z), state)
 
-    @instruction(one_by_one)
+    @intrinsic(one_by_one)
     def run(typingctx, k, state):
         called = typingctx.resolve_value_type(function)
         signature = called.get_call_type(typingctx, (types.int32, state), {})
@@ -140,15 +197,11 @@ def repeated(function, count):
     return run
 
 
-@instruction(no_meaning)
-def elected(typingctx):
+@instruction(no_meaning, result=types.boolean)
+def elected(context, builder, sig, args):
     """elect.sync: true in one lane. Copy-engine instructions then need no loop over lanes."""
-
-    def codegen(context, builder, sig, args):
-        text = "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
-        return builder.trunc(asm(builder, i32, args, text, "=r"), ir.IntType(1))
-
-    return types.boolean(), codegen
+    text = "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
+    return builder.trunc(asm(builder, i32, args, text, "=r"), ir.IntType(1))
 
 
 nounroll = word(r".pragma \22nounroll\22;", meaning=lambda: None)

@@ -3,7 +3,7 @@
 from llvmlite import ir
 from numba import types
 
-from .core import ELEMENT, asm, i32, i64, instruction, item, no_meaning, operation, word
+from .core import ANY, ELEMENT, asm, get, i32, i64, instruction, item, local_of, no_meaning, operation, word
 
 
 def st_global_if(count):
@@ -14,17 +14,13 @@ def st_global_if(count):
     kind = "b32" if count == 1 else f"v{count}.b32"
     text = f"{{ .reg .pred p; setp.ne.b32 p, ${count + 1}, 0; @p st.global.{kind} [$0], {words_text}; }}"
 
-    @instruction(no_meaning)
-    def st_global_wanted(typingctx, wanted, target, index, words):
-        def codegen(context, builder, sig, args):
-            slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
-            source = context.make_array(sig.args[3])(context, builder, args[3]).data
-            values = [builder.load(builder.gep(source, [ir.Constant(i64, z)])) for z in range(count)]
-            constraints = ",".join(["l"] + ["r"] * (count + 1) + ["~{memory}"])
-            asm(builder, ir.VoidType(), [slot, *values, builder.zext(args[0], i32)], text, constraints)
-            return context.get_dummy_value()
-
-        return types.void(types.boolean, target, types.intp, words), codegen
+    @instruction(no_meaning, types.boolean, ANY, types.intp, ANY)
+    def st_global_wanted(context, builder, sig, args):
+        slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
+        source = local_of(context, builder, sig, args, 3)
+        values = [get(builder, source, z) for z in range(count)]
+        constraints = ",".join(["l"] + ["r"] * (count + 1) + ["~{memory}"])
+        asm(builder, ir.VoidType(), [slot, *values, builder.zext(args[0], i32)], text, constraints)
 
     return st_global_wanted
 

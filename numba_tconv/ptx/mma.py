@@ -6,7 +6,7 @@ common/tensor_core/fragments.py says which lane holds what. An operand register 
 from llvmlite import ir
 from numba import types
 
-from .core import asm, f32, f64, i64, instruction, no_meaning, operation, word
+from .core import ANY, asm, f32, f64, i64, instruction, local_of, no_meaning, operation, word
 
 # k of a product.
 DEPTH = {"tf32": 8, "f16": 16, "bf16": 16}
@@ -16,14 +16,17 @@ opaque = operation("mov.f32 $0, $1;", types.float32, types.float32)
 opaque.__doc__ = """(value): the same, by an opaque mov.f32; ptxas serialises wgmma if it can trace accumulators."""
 
 
-def _accumulate(context, builder, array_type, array, at, count, text, constraints, operands, kind=f32):
-    data = context.make_array(array_type)(context, builder, array).data
-    slots = [builder.gep(data, [builder.add(at, ir.Constant(i64, z))]) for z in range(count)]
-    struct = ir.LiteralStructType([kind] * count)
-    result = asm(builder, struct, [builder.load(slot) for slot in slots] + operands, text, constraints)
+def _slots(context, builder, sig, args, k, count):
+    """Pointers to elements of operand ``k``, from the next operand on."""
+    data = local_of(context, builder, sig, args, k)
+    return [builder.gep(data, [builder.add(args[k + 1], ir.Constant(i64, z))]) for z in range(count)]
+
+
+def _accumulate(builder, slots, text, constraints, operands, kind=f32):
+    struct = ir.LiteralStructType([kind] * len(slots))
+    result = asm(builder, struct, [*map(builder.load, slots), *operands], text, constraints)
     for z, slot in enumerate(slots):
         builder.store(builder.extract_value(result, z), slot)
-    return context.get_dummy_value()
 
 
 def mma(kind):
@@ -35,16 +38,10 @@ def mma(kind):
     text += "{$0,$1,$2,$3}, {$8,$9,$10,$11}, {$12,$13}, {$4,$5,$6,$7};"
     constraints = "=f,=f,=f,=f,f,f,f,f,r,r,r,r,r,r"
 
-    @instruction(no_meaning)
-    def mma_sync(typingctx, acc, at, a, a_at, b0, b1):
-        def codegen(context, builder, sig, args):
-            weights = context.make_array(sig.args[2])(context, builder, args[2]).data
-            loads = [builder.load(builder.gep(weights, [builder.add(args[3], ir.Constant(i64, z))])) for z in range(4)]
-            return _accumulate(
-                *(context, builder, sig.args[0], args[0], args[1], 4, text, constraints), [*loads, *args[4:]]
-            )
-
-        return types.void(acc, types.intp, a, types.intp, types.int32, types.int32), codegen
+    @instruction(no_meaning, ANY, types.intp, ANY, types.intp, types.int32, types.int32)
+    def mma_sync(context, builder, sig, args):
+        loads = [builder.load(slot) for slot in _slots(context, builder, sig, args, 2, 4)]
+        _accumulate(builder, _slots(context, builder, sig, args, 0, 4), text, constraints, [*loads, *args[4:]])
 
     return mma_sync
 
@@ -65,19 +62,12 @@ def mma_f64(depth):
     early = "=d" if depth else "=&d"  # the first instruction writes before the second reads
     constraints = ",".join([early] * 4 + ["d"] * (4 + 3 * fours))
 
-    @instruction(no_meaning)
-    def mma_of(typingctx, acc, at, a, a_at, b, b_at):
-        def codegen(context, builder, sig, args):
-            loads = []
-            for k, count in ((2, 2 * fours), (4, fours)):
-                data = context.make_array(sig.args[k])(context, builder, args[k]).data
-                places = (builder.add(args[k + 1], ir.Constant(i64, z)) for z in range(count))
-                loads += [builder.load(builder.gep(data, [place])) for place in places]
-            return _accumulate(
-                *(context, builder, sig.args[0], args[0], args[1], 4, text, constraints, loads), kind=f64
-            )
-
-        return types.void(acc, types.intp, a, types.intp, b, types.intp), codegen
+    @instruction(no_meaning, *(ANY, types.intp) * 3)
+    def mma_of(context, builder, sig, args):
+        loads = []
+        for k, count in ((2, 2 * fours), (4, fours)):
+            loads += [builder.load(slot) for slot in _slots(context, builder, sig, args, k, count)]
+        _accumulate(builder, _slots(context, builder, sig, args, 0, 4), text, constraints, loads, f64)
 
     return mma_of
 
@@ -98,14 +88,9 @@ def wgmma(kind, n):
     text += "\n}"
     constraints = ",".join(["=f"] * count + [str(z) for z in range(count)] + ["r"] * 4 + ["l", "r"])
 
-    @instruction(no_meaning)
-    def wgmma_async(typingctx, acc, at, a0, a1, a2, a3, descriptor, add):
-        def codegen(context, builder, sig, args):
-            return _accumulate(
-                *(context, builder, sig.args[0], args[0], args[1], count, text, constraints), list(args[2:])
-            )
-
-        return types.void(acc, types.intp, *[types.int32] * 4, types.int64, types.int32), codegen
+    @instruction(no_meaning, ANY, types.intp, *[types.int32] * 4, types.int64, types.int32)
+    def wgmma_async(context, builder, sig, args):
+        _accumulate(builder, _slots(context, builder, sig, args, 0, count), text, constraints, args[2:])
 
     return wgmma_async
 

@@ -38,7 +38,7 @@ class Call:
         rung = RUNGS.get(self.rung) or gradients.GRADIENTS[self.rung]
         config = rung.config_on(self.device, self.problem, self.dtype, self.precision)
         steps = [step.kernel for step in rung.steps(config, self.problem, self.device)]
-        return rows.kernels_of(self.dtype) * self.joins + steps
+        return [rows.make_kernel(self.dtype)] * self.joins + steps
 
 
 @dataclass(frozen=True)

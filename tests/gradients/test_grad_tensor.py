@@ -203,11 +203,11 @@ def test_grad_weight_copies_by_the_maps_that_it_publishes(monkeypatch, precision
         config = choose_for_weight(PROBLEMS["hifigan_u1"], precision, alike)
         for found in (published, acquired, used):
             found.clear()
-        producer, x_map = module.make_producer(config), g_maps + config.alike * size
+        (publish_maps, copy), x_map = module.make_producer(config), g_maps + config.alike * size
         maps = SimpleNamespace(g_template="g", g_address=1, b_template="x", b_address=2)
         rows, thread = SimpleNamespace(stride_c=3, length=5, channels=7), SimpleNamespace(base=at - config.map, lane=0)
-        producer.publish_maps(maps, rows, g_maps, x_map, thread)
-        producer.copy(module.Source(g_maps, x_map, 0, 0, 0, 3), 0, 0, SimpleNamespace(full=0), 0, 0)
+        publish_maps(maps, rows, g_maps, x_map, thread)
+        copy(module.Source(g_maps, x_map, 0, 0, 0, 3), 0, 0, SimpleNamespace(full=0), 0, 0)
         assert [published[one] for one in used] == [("x", 2)] + [("g", 1)] * config.alike * config.pieces
         assert acquired == set(used) == set(published)
 

@@ -12,7 +12,6 @@ from numba_tconv.kernels.common.split_sums import second_stage_ms, split
 from numba_tconv.kernels.k4_register_tile import choose as k4_choose
 from numba_tconv.kernels.k4_register_tile import kernel as k4_register_tile
 from numba_tconv.kernels.k4_register_tile import pack as k4_pack
-from numba_tconv.kernels.k4_register_tile import plan as k4_plan
 from numba_tconv.kernels.k4_register_tile.choose import (
     blocks,
     candidates,
@@ -336,7 +335,7 @@ def test_launches_are_early_on_gpus_that_have_it(gpu):
 @pytest.mark.parametrize("axis", [65_535, 4])
 def test_blocks_are_those_that_have_columns(monkeypatch, axis):
     """Of all samples, one after the other; on two axes of the grid where one is too short."""
-    monkeypatch.setattr(k4_plan, "GRID_AXIS", axis)
+    monkeypatch.setattr("numba_tconv.kernels.common.arguments.GRID_AXIS", axis)
     p = Problem(5, 8, 40, 8, 100, stride=4, groups=2)
     config = make(p, torch.float32, 4, thread_m=4, thread_n=4, lanes_m=8, block_m=64, block_n=64)
     x, w = (Layout.contiguous(shape, torch.float32, NO_GPU) for shape in ((5, 8, 100), (8, 20, 8)))

@@ -100,7 +100,7 @@ def _contiguous(p):
 
 
 def test_more_column_tiles_than_an_axis_of_the_grid_has(monkeypatch):
-    monkeypatch.setattr(k5_mma, "GRID_AXIS", 4)
+    monkeypatch.setattr("numba_tconv.kernels.common.arguments.GRID_AXIS", 4)
     p, precision = STREAMED[3]
     _, launch, _ = launch_of(p, precision, H200)
     config = k5_choice.config_of(p, precision, H200, *_contiguous(p), 0)

@@ -167,7 +167,7 @@ def test_squares_away_from_the_ends_are_loaded_in_vectors(dtype, output_padding,
 
 
 def test_long_strides_of_samples_far_apart_and_more_rows_than_a_grid_has(monkeypatch):
-    monkeypatch.setattr(planes, "GRID_AXIS", 4)
+    monkeypatch.setattr("numba_tconv.kernels.common.arguments.GRID_AXIS", 4)
     for problem in (Problem(2, 3, 3, 20, 9, stride=24), Problem(1, 3, 5, 19, 7, stride=24, padding=8)):
         g, _, _ = gradient_operands(problem, torch.bfloat16)
         assert torch.equal(planes.make_planes(far_apart(g), problem), planes_by_definition(g, problem))

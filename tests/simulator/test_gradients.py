@@ -8,7 +8,6 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.bias import splits_of
 from numba_tconv.gradients.input.parts import split
-from numba_tconv.gradients.input.tile import kernel as grad_input_tile
 from numba_tconv.gradients.input.tile import tile as grad_input_config
 from numba_tconv.gradients.input.tile.choose import JOINED
 from numba_tconv.gradients.weight.split import kernel as grad_weight_split
@@ -107,7 +106,7 @@ def test_short_samples_begin_tiles_of_their_own():
 
 
 def test_more_tiles_of_columns_than_an_axis_of_the_grid_has(monkeypatch):
-    monkeypatch.setattr(grad_input_tile, "GRID_AXIS", 2)
+    monkeypatch.setattr("numba_tconv.kernels.common.arguments.GRID_AXIS", 2)
     check(GRADIENTS["grad_input_tile"], Problem(1, 1, 2, 4, 80, stride=2, padding=1), torch.float32)
 
 

@@ -7,7 +7,6 @@ import torch
 
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.depthwise import rows as depthwise_rows
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import (
     CROPPED,
@@ -78,7 +77,7 @@ def test_samples_far_apart(rung):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_more_stretches_of_a_row_than_an_axis_of_the_grid_has(monkeypatch, dtype):
-    monkeypatch.setattr(depthwise_rows, "GRID_AXIS", 3)
+    monkeypatch.setattr("numba_tconv.kernels.common.arguments.GRID_AXIS", 3)
     check(RUNGS["depthwise"], Problem(1, 2, 2, 4, 130, stride=2, padding=1, groups=2), dtype)
 
 

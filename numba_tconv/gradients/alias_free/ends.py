@@ -49,8 +49,7 @@ def make_ends(config: Config) -> Ends:
     def repetitions(filter_up, planes, first, end, origin, up_length):
         """The sum over repetitions ``first`` to ``end - 1``.
 
-        In float32 each repetition is summed apart: shorter sums round less.
-        """
+        In float32 each repetition is summed apart: shorter sums round less."""
         total = accumulator(0)
         for j in range(first, end):
             place = j * up_ratio - up_shift  # the up-sample of the first tap

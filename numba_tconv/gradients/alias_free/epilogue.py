@@ -12,8 +12,7 @@ from .tile import Config
 def make_store(config: Config, ends: Ends):
     """Build (output, registers, up_filter, planes, begin, origin), which writes a tile of x's gradient.
 
-    ``begin``: its first output; ``origin``: the up-sample of entry 0 of plane 0.
-    """
+    ``begin``: its first output; ``origin``: the up-sample of entry 0 of plane 0."""
     element, run, vector, threads = ELEMENTS[config.dtype], config.run, config.vector, config.threads
     accumulator, store, pad = element.accumulator, element.store, config.sizes.pad
     outputs, up_ratio, plane, down_window = config.outputs, config.up_ratio, config.plane, config.down.window
@@ -59,8 +58,7 @@ def make_store(config: Config, ends: Ends):
 def make_add_up(threads: int):
     """Build (shared, alpha, beta): a block's sums, at elements 0 and ``threads`` of ``shared``.
 
-    ``threads``: of the block, a power of two.
-    """
+    ``threads``: of the block, a power of two."""
     halvings = threads.bit_length() - 1
 
     @device_function

@@ -1,8 +1,7 @@
 """The alias-free activation's gradients (kernels/README.md).
 
 dv, the gradient of activated up-samples, is made from dy as u from x. du, the gradient of up-samples, is filtered as v
-in the forward kernel.
-"""
+in the forward kernel."""
 
 import math
 from functools import cache
@@ -31,17 +30,16 @@ def make_kernel(config: Config) -> Kernel:
     run, vector, threads, positions, outputs = c.run, c.vector, c.threads, c.positions, c.outputs
     up_taps, down_taps, up_ratio, down_ratio = c.up_taps, c.down_taps, c.up_ratio, c.down_ratio
     up_shift, down_shift, pad, lead = c.sizes.up_shift, c.sizes.down_shift, c.sizes.pad, c.down.lead
-    samples, grads, plane, aligned, by_windows = c.samples, c.grads, c.plane, c.aligned, c.by_windows
+    samples, grads, plane, aligned, same_ratio = c.samples, c.grads, c.plane, c.aligned, c.same_ratio
     before, turned_before = c.up.before, c.turned.before
     up_window, turned_window = c.up.window, c.turned.window
     ups, windows, planes_room = run * up_ratio, up_ratio * c.down.window, up_ratio * plane
     fetch_up, fetch_down = load_guarded(element, up_taps), load_guarded(element, down_taps)
     multiply_up, multiply_turned = multiply_add((c.up.products,)), multiply_add((c.turned.products,))
     fetch_x, fetch_dy = make_fetch(element, samples, threads, pad), make_fetch(element, grads, threads, 0)
-    trig, ends, through = trigonometry(accumulator.bitwidth == 64), make_ends(c), make_through(c)
+    trig, ends, (through_one, through_all) = trigonometry(accumulator.bitwidth == 64), make_ends(c), make_through(c)
     fill, phase_of = trig.fill, trig.phase
     before_row, after_row, all_at_ends = ends.before_row, ends.after_row, ends.add
-    through_one, through_all = through.one, through.all
     store_tile, add_up = make_store(c, ends), make_add_up(c.threads)
     sums_room = 2 * threads if takes_sums else vector
 
@@ -104,7 +102,7 @@ def make_kernel(config: Config) -> Kernel:
                 break
             first = int32(begin - (up_shift + lead) // up_ratio)
             origin = int32(first * up_ratio)  # the up-sample of entry 0 of plane 0
-            if by_windows:
+            if same_ratio:
                 first_grad = int32(first - turned_before)
             else:
                 lowest = int32(origin + down_shift - down_taps + 1 + FAR * down_ratio)
@@ -126,7 +124,7 @@ def make_kernel(config: Config) -> Kernel:
                 values[z] = accumulator(0)
             multiply_up(values, up, window, 0)
             head, tail, first_up = accumulator(0), accumulator(0), int32(origin + thread * ups)
-            if by_windows:
+            if same_ratio:
                 if at_edge:
                     if first_up <= 0 and first_up + ups > 0:
                         head = before_row(down_filter, dy, grad_source, out_length)
@@ -139,7 +137,7 @@ def make_kernel(config: Config) -> Kernel:
             for p in range(up_ratio):
                 for v in range(0, run, vector):
                     store_vector(planes, p * plane + thread * run + v, values, p * run + v)
-            if not by_windows:
+            if not same_ratio:
                 cuda.syncthreads()
                 for n in range(thread, positions * up_ratio, threads):
                     m, place = int32(origin + n), uint32(n % up_ratio * plane + n // up_ratio)

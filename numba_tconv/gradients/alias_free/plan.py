@@ -46,8 +46,7 @@ def prepare(sizes: AliasFree, strides: tuple, grad_strides: tuple, config: Confi
     """A launch of (x, dy, up_filter, down_filter, alpha, beta, dx, partials).
 
     x and dy (N, C, L) have ``strides`` and ``grad_strides``; filters, alpha and beta are contiguous (for none any
-    tensor of the dtype); dx is contiguous and 32-byte aligned; partials are accumulators.
-    """
+    tensor of the dtype); dx is contiguous and 32-byte aligned; partials are accumulators."""
     passes, blocks = tiles_of(sizes, config)
     dtype, batch, channels = config.dtype, sizes.batch, sizes.channels
     return make_kernel(config).prepare(

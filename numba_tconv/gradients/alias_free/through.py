@@ -1,6 +1,6 @@
 """From y's gradient through the activation to the up-samples'."""
 
-from collections.abc import Callable
+import math
 from typing import NamedTuple
 
 from numba import cuda, int32
@@ -9,16 +9,40 @@ from numba_tconv.kernels.alias_free.phase import Phase, trigonometry
 from numba_tconv.ptx import device_function, repeated
 from numba_tconv.runtime.elements import ELEMENTS
 
-from . import slope
 from .arguments import UpSamples
 from .tile import Config
 
+# Derivatives of activations.
 
-class Through(NamedTuple):
-    """Device functions; Snake's add alpha's and beta's gradients to ``sums``."""
 
-    one: Callable  # (u, grad, sums, phase) -> the gradient of an up-sample u, given its activation's
-    all: Callable  # (up_samples, phase): a thread's up-samples become their gradients
+@device_function
+def silu(u):
+    s = type(u)(1) / (type(u)(1) + math.exp(-u))
+    return s * (type(u)(1) + u * (type(u)(1) - s))
+
+
+@device_function
+def leaky_relu(u):
+    return type(u)(1) if u > 0 else type(u)(0.01)
+
+
+@device_function
+def elu(u):
+    return type(u)(1) if u > 0 else math.exp(u)
+
+
+@device_function
+def gelu(u):
+    below = type(u)(0.5) * (type(u)(1) + math.erf(u * type(u)(math.sqrt(0.5))))
+    return below + u * math.exp(type(u)(-0.5) * u * u) * type(u)(1 / math.sqrt(2 * math.pi))
+
+
+@device_function
+def identity(u):
+    return type(u)(1)
+
+
+SLOPES = {"silu": silu, "leaky_relu": leaky_relu, "elu": elu, "gelu": gelu, "identity": identity}
 
 
 class State(NamedTuple):
@@ -26,12 +50,14 @@ class State(NamedTuple):
     phase: Phase
 
 
-def make_through(config: Config) -> Through:
+def make_through(config: Config):
+    """Build (u, grad, sums, phase) -> the gradient of an up-sample u, given its activation's; and (up_samples, phase):
+    a thread's up-samples become their gradients. Snake's add alpha's and beta's to ``sums``."""
     accumulator, ups = ELEMENTS[config.dtype].accumulator, config.run * config.up_ratio
     is_snake, takes_sums = config.activation == "snake", config.takes_sums
     trig = trigonometry(accumulator.bitwidth == 64)
     near_phase, far_phase, sine, cosine = trig.near, trig.far, trig.sine, trig.cosine
-    pointwise = slope.identity if is_snake else slope.POINTWISE[config.activation]
+    pointwise = identity if is_snake else SLOPES[config.activation]
 
     @device_function
     def through_snake(t, u, grad, sums, phase):
@@ -79,4 +105,4 @@ def make_through(config: Config) -> Through:
         if is_snake and not are_near:
             all_far(int32(0), State(up_samples, phase))
 
-    return Through(one, through_all)
+    return one, through_all

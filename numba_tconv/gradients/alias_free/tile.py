@@ -7,24 +7,19 @@ import torch
 
 from numba_tconv.formula.alias_free import AliasFree
 from numba_tconv.kernels.alias_free.filters import Down, Up, whole
-from numba_tconv.kernels.common.sectors import SECTOR
-from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.kernels.alias_free.tile import ENOUGH_BLOCKS, MOST_PASSES, THREADS, RowTile
 
-ENOUGH_BLOCKS = 2048  # beyond, blocks take more tiles
-MOST_PASSES = 4
-THREADS = (32, 64, 128)
 LANES = 1024  # of a multiprocessor: 64 registers each
 MOST_TAPS = 24  # of both filters, for so few registers
 FAR = 1024  # keeps dividends positive
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RowTile):
     """A tile is ``threads * run`` positions of a row, and the samples of x's gradient from their up-samples.
 
     ``up`` makes x's up-samples again. Turned round, the filter down gives the gradient of activated up-samples
-    (``turned``), the filter up x's (``down``).
-    """
+    (``turned``; by single up-samples unless ``same_ratio``), the filter up x's (``down``)."""
 
     dtype: torch.dtype
     up_taps: int
@@ -37,21 +32,6 @@ class Config:
     threads: int = 128
     run: int = 4  # positions, then outputs, of a thread; a multiple of ``vector``
     min_blocks: int = 1
-
-    @cached_property
-    def sizes(self) -> AliasFree:
-        """The index formula, without batch, channels and length."""
-        return AliasFree(1, 1, 1, self.up_taps, self.down_taps, self.up_ratio, self.down_ratio)
-
-    @cached_property
-    def vector(self) -> int:
-        """Accumulators in 16 bytes."""
-        return 128 // ELEMENTS[self.dtype].accumulator.bitwidth
-
-    @cached_property
-    def aligned(self) -> int:
-        """Outputs in a sector; tiles begin on sectors."""
-        return SECTOR // self.dtype.itemsize
 
     @cached_property
     def up(self) -> Up:
@@ -67,17 +47,8 @@ class Config:
         return self.activation == "snake" and self.parameters
 
     @cached_property
-    def by_windows(self) -> bool:
-        """Whether ``turned`` is computed like ``up``, else by single up-samples."""
-        return self.up_ratio == self.down_ratio
-
-    @cached_property
     def down(self) -> Down:
         return Down(self.up_taps, self.up_ratio, -self.sizes.up_shift % self.up_ratio, self.run, self.vector)
-
-    @cached_property
-    def positions(self) -> int:
-        return self.threads * self.run
 
     @cached_property
     def samples(self) -> int:
@@ -86,7 +57,7 @@ class Config:
     @cached_property
     def grads(self) -> int:
         """Samples of y's gradient in shared memory, in whole vectors."""
-        if self.by_windows:
+        if self.same_ratio:
             return self.positions - self.run + self.turned.window
         return whole((self.positions * self.up_ratio + self.down_taps) // self.down_ratio + 2, self.vector)
 
@@ -115,8 +86,7 @@ def choose(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: boo
 
 
 def tiles_of(sizes: AliasFree, config: Config) -> tuple[int, int]:
-    """Tiles of a block, and blocks of a row. A tile begins before a row that begins inside a sector."""
-    ahead = 0 if sizes.length % config.aligned == 0 else config.aligned - 1
-    tiles = -(-(sizes.length + ahead) // config.outputs)
+    """Tiles of a block, and blocks of a row."""
+    tiles = config.tiles(sizes.length)
     passes = max(1, min(MOST_PASSES, tiles, sizes.rows * tiles // ENOUGH_BLOCKS))
     return passes, -(-tiles // passes)

@@ -18,7 +18,6 @@ from numba_tconv.kernels.k5_mma.kernel import WarpMatrix
 from numba_tconv.kernels.k6_wgmma.kernel import WarpgroupMatrix
 from numba_tconv.kernels.rung import Rung, Step
 from numba_tconv.runtime import device as gpu
-from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.layout import NO_GPU, Layout
 
 FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # by preference
@@ -102,7 +101,7 @@ class InputPlanes(GradientRung):
         x = Layout(p.in_shape, (p.in_channels * pitch, pitch, 1), dtype, NO_GPU, 0)
         return Config(planes_config, rung.name, rung.config_of(x, p, precision, device))
 
-    def steps(self, config, problem, device=H200):
+    def steps(self, config, problem, device=gpu.H200):
         apart = [] if config.planes is None else [Step("planes", planes.make_kernel(config.planes))]
         forward = _forward(config.rung).steps(config.of_rung, adjoint(problem), device)
         return [*apart, *forward]

@@ -1,9 +1,8 @@
 """grad_input_depthwise: few channels a group.
 
-A thread computes neighbouring positions from a run of grad_output, in 16-byte vectors.
-"""
+A thread computes neighbouring positions from a run of grad_output, in 16-byte vectors."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -19,23 +18,22 @@ from numba_tconv.kernels.common.arguments import (
     Weights,
     arguments,
     of_problem,
+    over_planes,
     placed_like,
     placed_signal_like,
     weights_like,
 )
 from numba_tconv.kernels.depthwise.rows import (
-    MOST_PRODUCTS,
     MOST_ROWS,
-    MOST_WINDOW,
     Meeting,
-    grid,
+    blocks_of,
+    fitting,
+    make_multiply_in_place,
     many_channels,
-    placed,
-    read_in_place,
     reason,
     split,
 )
-from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, store_run, vectors_of
+from numba_tconv.ptx import load_guarded, load_run, multiply_add, store_run, vectors_of
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, flat
 from numba_tconv.runtime.layout import Layout
@@ -82,10 +80,7 @@ def make_kernel(config: Config) -> Kernel:
     fetch, fetch_guarded = load_run(element, window), load_guarded(element, window)
     fetch_weights, put = load_guarded(element, kernel_size), store_run(element)
     multiply = multiply_add((config.products,))
-    in_place, multiply_in_place = config.in_place, None
-    if in_place:
-        cases = placed(config.products, vector)
-        multiply_in_place = multiply_runs(element, cases, positions, vector, vectors_of(element, window), 1)
+    in_place, multiply_in_place = config.in_place, make_multiply_in_place(config, positions)
 
     def grad_input_depthwise(grad_output, weight, grad_input, sizes):
         values = cuda.local.array(window, dtype=accumulator)
@@ -159,21 +154,14 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
-    p, most = problem, 16 // dtype.itemsize
-    sizes = dtype, p.taps, p.in_channels_per_group, p.out_channels_per_group
-    counts = [most >> e for e in range(4) if most >> e]
-    for positions in counts:
-        config = Config(*sizes, positions, **tile)
-        if config.window <= MOST_WINDOW and len(config.products) <= MOST_PRODUCTS:
-            break
-    return replace(config, in_place=read_in_place(config))
+    sizes = dtype, problem.taps, problem.in_channels_per_group, problem.out_channels_per_group
+    return fitting(dtype, lambda positions: Config(*sizes, positions, **tile))
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
     config = make(problem, dtype)
-    words = (config.window + problem.kernel_size + 2 * config.positions) * (2 if dtype == torch.float64 else 1)
-    blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
+    blocks = blocks_of(dtype, config.window + problem.kernel_size + 2 * config.positions)
     lanes = next((n for n in (128, 64, 32) if n * config.positions <= problem.length), 32)
     passes = 16 if config.positions == 1 else 8
     return make(problem, dtype, lanes=lanes, passes=passes, min_blocks=blocks)
@@ -212,7 +200,7 @@ def _prepared(problem: Problem, config: Config, g: Layout, w: Layout, result: La
     # The first vector may begin early.
     passes, stretches = split(rows, -(-(p.length + config.vector - 1) // config.positions), config)
     return make_kernel(config).prepare(
-        grid(rows, config.threads // config.lanes, stretches),
+        over_planes(-(-rows // (config.threads // config.lanes)), stretches),
         *(placed_signal_like(g), weights_like(w), placed_like(result)),
         of_problem(Sizes, p, rows=rows, passes=passes),
     )

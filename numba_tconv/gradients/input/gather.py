@@ -67,13 +67,8 @@ def make_kernel(config: Config) -> Kernel:
                 total += part
         grad_input[uint64(thread)] = store(total)
 
-    stored = element.storage
-    signature = (
-        arguments(Signal, data=flat(stored)),
-        arguments(Weights, data=flat(stored)),
-        flat(stored),
-        arguments(Sizes),
-    )
+    data = flat(element.storage)
+    signature = arguments(Signal, data=data), arguments(Weights, data=data), data, arguments(Sizes)
     return Kernel("grad_input_gather", grad_input_gather, signature, config.threads, key=repr(config))
 
 

@@ -3,7 +3,7 @@
 A pair of channels has one sum a tap; blocks split its positions. A thread's sums have at most PARTIAL_TERMS products.
 Blocks add them up in float64; gradients/sum.py adds the blocks' sums."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
@@ -12,22 +12,17 @@ from numba import cuda, float64, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
-from numba_tconv.gradients.rung import GradientRung
-from numba_tconv.gradients.sum import accumulator_of, added_up
-from numba_tconv.gradients.sum import make_kernel as make_sum
+from numba_tconv.gradients.sum import SummedRung, accumulator_of, added_up
 from numba_tconv.kernels.common.arguments import PlacedSignal, arguments, of_problem, placed_signal_like
 from numba_tconv.kernels.depthwise.rows import (
-    MOST_PRODUCTS,
-    MOST_WINDOW,
     Meeting,
+    blocks_of,
+    fitting,
+    make_multiply_in_place,
     many_channels,
-    placed,
-    read_in_place,
     reason,
 )
-from numba_tconv.kernels.rung import Step
-from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, vectors_of
-from numba_tconv.runtime.device import H200
+from numba_tconv.ptx import load_guarded, load_run, multiply_add, vectors_of
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import Layout
@@ -67,15 +62,6 @@ class Sizes(NamedTuple):
     split_vectors: int
 
 
-def make_multiply_in_place(config: Config):
-    """Build the products with a window that is read from memory; None unless ``in_place``."""
-    if not config.in_place:
-        return None
-    element, vector = ELEMENTS[config.dtype], config.vector
-    cases = placed(config.products, vector)
-    return multiply_runs(element, cases, config.taps.kernel_size, vector, vectors_of(element, config.window), 1)
-
-
 @cache
 def make_kernel(config: Config) -> Kernel:
     element, stride, kernel_size = ELEMENTS[config.dtype], config.taps.stride, config.taps.kernel_size
@@ -86,7 +72,7 @@ def make_kernel(config: Config) -> Kernel:
     fetch_x, fetch_x_guarded = load_run(element, positions), load_guarded(element, positions)
     fetch_g, fetch_g_guarded = load_run(element, window), load_guarded(element, window)
     multiply = multiply_add((config.products,))
-    in_place, multiply_in_place = config.in_place, make_multiply_in_place(config)
+    in_place, multiply_in_place = config.in_place, make_multiply_in_place(config, kernel_size)
     shared_sums, shared_parts = kernel_size * pitch, kernel_size * SUMMANDS
 
     def grad_weight_depthwise(grad_output, x, partials, sizes):
@@ -127,13 +113,8 @@ def make_kernel(config: Config) -> Kernel:
             run = g_row + begin
             skip = int32((grad_output.offset + run) & (vector - 1))
             run -= skip
-            inside = (
-                grad_output.stride_l == 1
-                and begin >= 0
-                and begin + window <= out_length
-                and run >= 0
-                and run + g_span <= grad_output.data.size
-            )
+            inside = grad_output.stride_l == 1 and begin >= 0 and begin + window <= out_length
+            inside = inside and run >= 0 and run + g_span <= grad_output.data.size
             if in_place:
                 if inside:
                     multiply_in_place(sums, xs, grad_output.data, run, int32(0), skip)
@@ -179,19 +160,13 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
-    most = 16 // dtype.itemsize
-    for positions in (most >> e for e in range(4) if most >> e):
-        config = Config(dtype, problem.taps, positions, **tile)
-        if config.window <= MOST_WINDOW and len(config.products) <= MOST_PRODUCTS:
-            break
-    return replace(config, in_place=read_in_place(config))
+    return fitting(dtype, lambda positions: Config(dtype, problem.taps, positions, **tile))
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
     config = make(problem, dtype)
-    words = (config.window + problem.kernel_size + config.positions) * (2 if dtype == torch.float64 else 1)
-    blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
+    blocks = blocks_of(dtype, config.window + problem.kernel_size + config.positions)
     threads = 256 if blocks == 8 else 128
     blocks = blocks * 128 // threads
     return make(problem, dtype, threads=threads, passes=PARTIAL_TERMS // config.positions, min_blocks=blocks)
@@ -204,11 +179,12 @@ def splits_of(problem: Problem, config: Config) -> tuple[int, int, int]:
     return vectors, splits, -(-problem.batch * vectors // splits)
 
 
-class WeightDepthwise(GradientRung):
+class WeightDepthwise(SummedRung):
     name = "grad_weight_depthwise"
     of = "grad_weight"
     idea = "few channels a group: both operands in vectors straight into registers; a sum a tap, split over blocks"
     memory_bound = True
+    make_kernel = staticmethod(make_kernel)
 
     def supports(self, problem, dtype, precision):
         if why := super().supports(problem, dtype, precision) or reason(problem):
@@ -226,9 +202,6 @@ class WeightDepthwise(GradientRung):
 
     def tiny_configs(self, problem, dtype):
         return [make(problem, dtype, threads=8, passes=passes, min_blocks=1) for passes in (1, 3)]
-
-    def steps(self, config, problem, device=H200):
-        return [Step("main", make_kernel(config)), Step("add up", make_sum(config.dtype))]
 
     def prepare(self, grad_output, x, result, problem, config=None, precision=None):
         splits, launch = _prepared(problem, config or choose(problem, result.dtype), grad_output, x)

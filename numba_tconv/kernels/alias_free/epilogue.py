@@ -1,6 +1,5 @@
 """A tile's outputs, from the planes of activated up-samples."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from numba import cuda, int32, uint32, uint64
@@ -19,12 +18,8 @@ class Registers(NamedTuple):
     down: object  # the filter down
 
 
-class Epilogue(NamedTuple):
-    begin_sums: Callable  # (sums, down, values): products of own up-samples, at the same ratio
-    store_tile: Callable  # (y, target, length, registers, planes, begin): the others; a row's, a tile's first
-
-
-def make_epilogue(config: Config) -> Epilogue:
+def make_epilogue(config: Config):
+    """Build ``begin_sums``: products of own up-samples, at the same ratio; and ``store_tile``: the others."""
     element, run, vector, threads = ELEMENTS[config.dtype], config.run, config.vector, config.threads
     store, accumulator, outputs = element.store, element.accumulator, config.outputs
     plane, stride = config.plane, config.stride
@@ -66,4 +61,4 @@ def make_epilogue(config: Config) -> Epilogue:
                         if uint32(first + z) < uint32(length):
                             y[uint64(target + first + z)] = store(registers.sums[z])
 
-    return Epilogue(begin_sums, store_tile)
+    return begin_sums, store_tile

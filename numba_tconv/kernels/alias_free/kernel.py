@@ -3,21 +3,13 @@
 A thread makes the up-samples of ``run`` positions, then ``run`` outputs. Planes hold every ``down_ratio``-th up-sample.
 Taps are loaded in every tile: registers hold one filter at a time."""
 
-from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
 from numba import cuda, int32, int64, uint32, uint64
 
 from numba_tconv.kernels.common.arguments import Signal, arguments
-from numba_tconv.ptx import (
-    device_function,
-    global_address,
-    load_vector,
-    multiply_add,
-    repeated,
-    store_vector,
-)
+from numba_tconv.ptx import device_function, global_address, load_vector, multiply_add, repeated, store_vector
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
@@ -36,24 +28,12 @@ class Sizes(NamedTuple):
     passes: int  # tiles of a block
 
 
-class Fetch(NamedTuple):
-    """As fetch.make_fetch; ``inside``: of aligned vectors inside a row."""
-
-    inside: Callable
-    anywhere: Callable
-
-
-def make_fetch(config: Config) -> Fetch:
+def make_fetch(config: Config):
+    """Build ``inside``, of aligned vectors inside a row, and ``anywhere``, both as fetch.make_fetch."""
     element, c = ELEMENTS[config.dtype], config
     load, storage, accumulator = element.load, element.storage, element.accumulator
-    vector, lanes, threads, samples, pad, reads_zeros = (
-        c.vector,
-        c.lanes,
-        c.threads,
-        c.samples,
-        c.sizes.pad,
-        c.reads_zeros,
-    )
+    vector, lanes, threads, samples = c.vector, c.lanes, c.threads, c.samples
+    pad, reads_zeros = c.sizes.pad, c.reads_zeros
     place, vectors = device_function(c.place), samples // lanes
     a_run, stride = max(1, c.run // lanes), c.stride if c.run >= lanes else lanes
     rounds, all_load = -(-vectors // threads), vectors % threads == 0
@@ -111,7 +91,7 @@ def make_fetch(config: Config) -> Fetch:
                 shared[place(uint32(i))] = sample(x, source, int32(first + i), length)
                 i = int32(i + threads)
 
-    return Fetch(inside, anywhere)
+    return inside, anywhere
 
 
 @cache
@@ -128,11 +108,9 @@ def make_kernel(config: Config) -> Kernel:
     samples_room, planes_room, ends = c.room(max(c.samples, c.windows)), c.plane * down_ratio, c.entries * down_ratio
     windows = down_ratio * c.down.window
     most_taps = max(up_taps, down_taps)  # at most the threads
-    place, fetch = device_function(c.place), make_fetch(c)
-    fetch_inside, fetch_anywhere = fetch.inside, fetch.anywhere
+    place, (fetch_inside, fetch_anywhere) = device_function(c.place), make_fetch(c)
     ahead, count = early + before, c.samples
-    multiply_up, epilogue = multiply_add((c.up.products,)), make_epilogue(c)
-    begin_sums, store_tile = epilogue.begin_sums, epilogue.store_tile
+    multiply_up, (begin_sums, store_tile) = multiply_add((c.up.products,)), make_epilogue(c)
     fill = activation.make_constants(c.dtype, c.log_scale)
     act = activation.of(c.activation, c.dtype)
 

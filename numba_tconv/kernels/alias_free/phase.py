@@ -76,14 +76,9 @@ def trigonometry(wide: bool) -> Trigonometry:
         whole = float64(u) * (float64(phase.turns) + float64(phase.rest))
         return real(whole - math.floor(whole + 0.5))
 
-    return Trigonometry(
-        fill,
-        phase,
-        near,
-        far,
-        _polynomial(WIDE_SINE if wide else SINE, True, real),
-        _polynomial(WIDE_COSINE if wide else COSINE, False, real),
-    )
+    sine = _polynomial(WIDE_SINE if wide else SINE, True, real)
+    cosine = _polynomial(WIDE_COSINE if wide else COSINE, False, real)
+    return Trigonometry(fill, phase, near, far, sine, cosine)
 
 
 def _polynomial(factors: tuple, odd: bool, real) -> Callable:

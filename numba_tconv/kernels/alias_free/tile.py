@@ -21,8 +21,46 @@ MOST_BLOCKS_RESIDENT = 32
 MOST_ROW_BLOCKS = 65535  # of a grid in y
 
 
+class RowTile:
+    dtype: torch.dtype
+    up_taps: int
+    down_taps: int
+    up_ratio: int
+    down_ratio: int
+    threads: int
+    run: int
+    outputs: int
+
+    @cached_property
+    def sizes(self) -> AliasFree:
+        """The index formula, without batch, channels and length."""
+        return AliasFree(1, 1, 1, self.up_taps, self.down_taps, self.up_ratio, self.down_ratio)
+
+    @cached_property
+    def vector(self) -> int:
+        return 128 // ELEMENTS[self.dtype].accumulator.bitwidth
+
+    @cached_property
+    def aligned(self) -> int:
+        """Outputs in a sector; tiles begin on sectors."""
+        return SECTOR // self.dtype.itemsize
+
+    @cached_property
+    def same_ratio(self) -> bool:
+        return self.up_ratio == self.down_ratio
+
+    @cached_property
+    def positions(self) -> int:
+        return self.threads * self.run
+
+    def tiles(self, length: int) -> int:
+        """Tiles of a row; one begins before a row that begins inside a sector."""
+        ahead = 0 if length % self.aligned == 0 else self.aligned - 1
+        return -(-(length + ahead) // self.outputs)
+
+
 @dataclass(frozen=True)
-class Config:
+class Config(RowTile):
     """A tile is ``threads * run`` positions of a row, and the outputs of their up-samples."""
 
     dtype: torch.dtype
@@ -37,30 +75,12 @@ class Config:
     min_blocks: int = 1
 
     @cached_property
-    def sizes(self) -> AliasFree:
-        """The index formula, without batch, channels and length."""
-        return AliasFree(1, 1, 1, self.up_taps, self.down_taps, self.up_ratio, self.down_ratio)
-
-    @cached_property
-    def vector(self) -> int:
-        return 128 // ELEMENTS[self.dtype].accumulator.bitwidth
-
-    @cached_property
     def run(self) -> int:
         return self.vectors * self.vector
 
     @cached_property
     def lanes(self) -> int:
         return 16 // self.dtype.itemsize
-
-    @cached_property
-    def aligned(self) -> int:
-        """Outputs in a sector; tiles begin on sectors."""
-        return SECTOR // self.dtype.itemsize
-
-    @cached_property
-    def same_ratio(self) -> bool:
-        return self.up_ratio == self.down_ratio
 
     @cached_property
     def up(self) -> Up:
@@ -81,10 +101,6 @@ class Config:
     def reads_zeros(self) -> bool:
         """Whether up-samples need more than a row's repeated ends."""
         return max(self.up.needed, self.up.after) > self.sizes.pad
-
-    @cached_property
-    def positions(self) -> int:
-        return self.threads * self.run
 
     @cached_property
     def samples(self) -> int:
@@ -149,8 +165,7 @@ def choose(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: boo
 
 
 def tiles_of(sizes: AliasFree, config: Config) -> tuple[int, int]:
-    """Tiles of a block, and blocks of a row. A tile begins before a row that begins inside a sector."""
-    ahead = 0 if sizes.out_length % config.aligned == 0 else config.aligned - 1
-    tiles = -(-(sizes.out_length + ahead) // config.outputs)
+    """Tiles of a block, and blocks of a row."""
+    tiles = config.tiles(sizes.out_length)
     passes = max(1, min(MOST_PASSES, tiles, sizes.rows * tiles // ENOUGH_BLOCKS), -(-tiles // MOST_ROW_BLOCKS))
     return passes, -(-tiles // passes)

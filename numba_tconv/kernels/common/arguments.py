@@ -79,9 +79,22 @@ def arguments(fields: type, **tensors: types.Type) -> types.BaseTuple:
     return named(fields, **(dict.fromkeys(fields._fields, types.int64) | tensors))
 
 
+SHORT = {"in_per_group": "in_channels_per_group", "out_per_group": "out_channels_per_group"}
+
+
 def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
     """A tuple ``fields`` from ``others``, else from the problem's sizes."""
-    return fields(*(others[name] if name in others else getattr(problem, name) for name in fields._fields))
+    sizes = (others[name] if name in others else getattr(problem, SHORT.get(name, name)) for name in fields._fields)
+    return fields(*sizes)
+
+
+GRID_AXIS = 65_535  # most blocks along y or z
+
+
+def over_planes(along_x: int, count: int) -> tuple[int, int, int]:
+    """A grid of ``count`` rows of blocks, along y and z."""
+    planes = -(-count // GRID_AXIS)
+    return along_x, -(-count // planes), planes
 
 
 def signal_like(x: Layout) -> Signal:

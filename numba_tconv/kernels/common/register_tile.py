@@ -8,7 +8,7 @@ from functools import cache, cached_property
 import torch
 
 from numba_tconv.formula.taps import Taps
-from numba_tconv.ptx import device_function
+from numba_tconv.ptx import add_vectors, device_function, store_vectors
 from numba_tconv.runtime.elements import ELEMENTS
 
 
@@ -73,6 +73,24 @@ class WarpTile(ThreadTile):
     def shared_bytes(self) -> int:
         partials = self.thread_m * self.thread_n * self.threads if self.partial else 0
         return max(self.partials + partials, self.block_m * self.result_pitch) * self.itemsize
+
+
+def make_put_aside(config, all_sums: int):
+    """Build ``put_aside``, which adds the partial sums at ``e`` if ``adds``, stores the sums there and zeroes them; and
+    ``add``."""
+    vectors, hop = all_sums // config.vector, config.threads * config.vector
+    add, store = add_vectors(vectors, hop), store_vectors(vectors, hop)
+    accumulator = ELEMENTS[config.dtype].accumulator
+
+    @device_function
+    def put_aside(sums, shared, e, adds):
+        if adds:
+            add(sums, shared, e)
+        store(shared, e, sums)
+        for z in range(all_sums):
+            sums[z] = accumulator(0)
+
+    return put_aside, add
 
 
 @cache

@@ -69,10 +69,6 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
     return Kernel("row_copy", row_copy, signature, THREADS, key=str(dtype))
 
 
-def kernels_of(dtype: torch.dtype) -> list[Kernel]:
-    return [make_kernel(dtype)]
-
-
 @lru_cache(maxsize=1024)
 def _prepared(
     shape: tuple[int, int, int], strides: tuple, dtype: torch.dtype, offset: int, pitch: int, first: int

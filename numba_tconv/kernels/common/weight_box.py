@@ -158,13 +158,8 @@ def make_copies(box: Box, threads: int) -> tuple:
 
 def make_load_box(box: Box, threads: int) -> LoadBox:
     depth, run, vector, phases, rows, taps = box.depth, box.run, box.vector, box.phases, box.rows, box.taps
-    itemsize, by_phases, of_channel, all_channels = (
-        box.dtype.itemsize,
-        box.phases_are_vectors,
-        taps * phases,
-        box.channels,
-    )
-    all_taps, farthest = taps * rows, (taps - 1) * rows + phases
+    itemsize, by_phases, all_channels = box.dtype.itemsize, box.phases_are_vectors, box.channels
+    of_channel, all_taps, farthest = taps * phases, taps * rows, (taps - 1) * rows + phases
     copy_runs, copy_phases, copy_elements = make_copies(box, threads)
     wait = cp_async_wait(0)
 

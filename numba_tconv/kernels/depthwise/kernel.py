@@ -8,7 +8,6 @@ A block copies the inputs of a stretch of outputs into shared memory. A thread m
 direct.py takes 16-bit layers of one input channel a group and equal taps in all phases, long.py more weights than
 registers hold."""
 
-from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -16,7 +15,14 @@ from numba import cuda, int32, int64, types, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
-from numba_tconv.kernels.common.arguments import Bias, of_problem, placed_like, placed_signal_like, weights_like
+from numba_tconv.kernels.common.arguments import (
+    Bias,
+    of_problem,
+    over_planes,
+    placed_like,
+    placed_signal_like,
+    weights_like,
+)
 from numba_tconv.kernels.rung import Rung, taking_bias
 from numba_tconv.ptx import device_function, load_vector, store_vector
 from numba_tconv.runtime import device as devices
@@ -30,7 +36,7 @@ from . import long_tile as depthwise_long_config
 from .arguments import Sizes, Window, shared_signature
 from .direct import DirectConfig
 from .long_tile import LongConfig
-from .rows import MOST_CHANNELS, MOST_ROWS, grid
+from .rows import MOST_CHANNELS, MOST_ROWS
 from .tile import Config, choose, plan
 
 BATCH = 4  # vectors in flight
@@ -244,20 +250,12 @@ def make_kernel(config: Config) -> Kernel:
     return Kernel("depthwise", depthwise, signature, config.threads, min_blocks=config.min_blocks, key=repr(config))
 
 
-class Form(NamedTuple):
-    """A form of the rung; ``plan`` gives passes and stretches.
-
-    A configuration has a team's ``lanes``, a block's ``threads``, ``shared_bytes(passes)``, the kernel's last
-    ``arguments(rows, passes)``, and ``work()`` in words."""
-
-    make_kernel: Callable
-    plan: Callable
-
-
+# Kernels, and plans: passes and stretches. A configuration has a team's ``lanes``, a block's ``threads``,
+# ``shared_bytes(passes)``, the kernel's last ``arguments(rows, passes)``, and ``work()`` in words.
 FORMS = {
-    Config: Form(make_kernel, plan),
-    DirectConfig: Form(depthwise_direct.make_kernel, depthwise_direct.plan),
-    LongConfig: Form(depthwise_long.make_kernel, depthwise_long_config.plan),
+    Config: (make_kernel, plan),
+    DirectConfig: (depthwise_direct.make_kernel, depthwise_direct.plan),
+    LongConfig: (depthwise_long.make_kernel, depthwise_long_config.plan),
 }
 
 
@@ -295,10 +293,11 @@ class Depthwise(Rung):
         return [*staged, *depthwise_direct.tiny(problem, dtype), *depthwise_long_config.tiny(problem, dtype)]
 
     def kernel(self, config):
-        return FORMS[type(config)].make_kernel(config)
+        return FORMS[type(config)][0](config)
 
     def shared_bytes(self, problem, config):
-        return config.shared_bytes(FORMS[type(config)].plan(problem, config)[0])
+        passes, _ = FORMS[type(config)][1](problem, config)
+        return config.shared_bytes(passes)
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         config = config or self.config_on(devices.of(x.index), problem, x.dtype)
@@ -309,11 +308,10 @@ class Depthwise(Rung):
 def _prepared(
     problem: Problem, config: Config | DirectConfig | LongConfig, x: Layout, w: Layout, has_bias: bool, y: Layout
 ) -> Prepared:
-    p, form = problem, FORMS[type(config)]
-    passes, stretches = form.plan(p, config)
-    rows = p.batch * p.groups
-    return form.make_kernel(config).prepare(
-        grid(rows, config.threads // config.lanes, stretches),
+    p, (make, plan_of) = problem, FORMS[type(config)]
+    (passes, stretches), rows = plan_of(p, config), p.batch * p.groups
+    return make(config).prepare(
+        over_planes(-(-rows // (config.threads // config.lanes)), stretches),
         *(placed_signal_like(x), weights_like(w)),
         Bias(alike((p.out_channels,), x.dtype), has_bias),
         *(placed_like(y), of_problem(Sizes, p)),

@@ -6,9 +6,7 @@ serves a warp. Which tap meets which input is known when compiling.
 * Channels are copied while earlier ones are multiplied.
 * Outputs replace inputs in shared memory and leave in vectors."""
 
-from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
 
 from numba import cuda, int32, int64, uint32, uint64
 
@@ -90,17 +88,11 @@ def make_fill(config: LongConfig):
     return fill
 
 
-class CopyWeights(NamedTuple):
-    """Copies of BATCH weights, every ``threads``-th from ``first``.
+def make_copy_weights(config: LongConfig):
+    """Build copies of BATCH weights, every ``threads``-th from ``first``.
 
     * ``fetch`` loads them.
     * ``put`` converts and stores them by (input channel, tap, output channel)."""
-
-    fetch: Callable
-    put: Callable
-
-
-def make_copy_weights(config: LongConfig) -> CopyWeights:
     load, threads, out_per_group = ELEMENTS[config.dtype].load, config.threads, config.out_per_group
     row_weights, weight_pitch = config.taps.kernel_size * out_per_group, config.weight_pitch
     weight_count = config.in_per_group * row_weights
@@ -124,7 +116,7 @@ def make_copy_weights(config: LongConfig) -> CopyWeights:
                 c = int32(uint32(i) // uint32(row_weights))
                 weights[uint64(c * (weight_pitch - row_weights) + i)] = load(raw[v])
 
-    return CopyWeights(fetch, put)
+    return fetch, put
 
 
 def make_multiply(config: LongConfig):
@@ -170,13 +162,8 @@ def make_multiply(config: LongConfig):
     return multiply
 
 
-class Span(NamedTuple):
-    low: int
-    high: int
-
-
 def _make_store(config: LongConfig):
-    """Build the store of staged outputs, from ``first_output`` of each row on."""
+    """Build the store of staged outputs ``low`` to ``high``, from ``first_output`` of each row on."""
     element, out_per_group, run, pitch = ELEMENTS[config.dtype], config.out_per_group, config.run, config.pitch
     threads, active, vector, store = config.threads, config.active, config.vector, element.store
     stage, plane = config.in_per_group * config.weight_pitch, threads * pitch
@@ -186,7 +173,7 @@ def _make_store(config: LongConfig):
     accumulator = element.accumulator
 
     @device_function
-    def store_outputs(y, shared, first_row, out_length, first_output, span, thread):
+    def store_outputs(y, shared, first_row, out_length, first_output, low, high, thread):
         places = cuda.local.array(vector, dtype=int32)
         out = cuda.local.array(vector, dtype=accumulator)
         j = int32(0)
@@ -198,22 +185,22 @@ def _make_store(config: LongConfig):
                 i = int32(e + z + run)
                 of_run = int32(uint32(i) // uint32(run))
                 places[z] = int32(stage + j * plane + i - run + (of_run - 1) * (pitch - run))
-            last = int32(span.high - vector)
+            last = int32(high - vector)
             last_of_steps = int32(last - (store_steps - 1) * hop_outputs)
-            while e < span.high:
-                if e >= span.low and e <= last:
+            while e < high:
+                if e >= low and e <= last:
                     for z in range(vector):
                         out[z] = shared[uint64(places[z])]
                     put(y.data, target + e, out, 0)
                 else:
                     for z in range(vector):
                         i = int32(e + z)
-                        if i >= span.low and i < span.high:
+                        if i >= low and i < high:
                             y.data[uint64(target + i)] = store(shared[uint64(places[z])])
                 for z in range(vector):
                     places[z] = int32(places[z] + hop_places)
                 e = int32(e + hop_outputs)
-                if store_steps and e >= span.low and e <= last_of_steps:
+                if store_steps and e >= low and e <= last_of_steps:
                     put_steps(y.data, target + e, shared, places)
                     for z in range(vector):
                         places[z] = int32(places[z] + store_steps * hop_places)
@@ -239,8 +226,7 @@ def make_kernel(config: LongConfig) -> Kernel:
     pieces = sum_count if config.by_channel else 1
     begin_sums, put_sums = spread(out_per_group, run), store_runs(out_per_group, run, plane)
     wait = cp_async_wait(-(-in_per_group // batch) - 1)
-    fill, copy_weights, multiply = make_fill(config), make_copy_weights(config), make_multiply(config)
-    fetch_weights, put_weights = copy_weights.fetch, copy_weights.put
+    fill, multiply, (fetch_weights, put_weights) = make_fill(config), make_multiply(config), make_copy_weights(config)
 
     def depthwise_long(x, w, bias, y, sizes):
         shared, inputs = cuda.shared.array(0, dtype=accumulator), cuda.shared.array(0, dtype=storage)
@@ -305,7 +291,7 @@ def make_kernel(config: LongConfig) -> Kernel:
         cuda.syncthreads()
         if thread >= active:
             return
-        store_outputs(y, shared, row * out_per_group, sizes.out_length, first_output, Span(low, high), thread)
+        store_outputs(y, shared, row * out_per_group, sizes.out_length, first_output, low, high, thread)
 
     signature = shared_signature(storage)
     return Kernel("depthwise_long", depthwise_long, signature, threads, min_blocks=config.min_blocks, key=repr(config))

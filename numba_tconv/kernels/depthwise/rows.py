@@ -1,10 +1,14 @@
 """Limits, blocks of rows, and what gradients' positions meet."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
 from numba_tconv.formula.taps import Taps
+from numba_tconv.ptx import multiply_runs, vectors_of
+from numba_tconv.runtime.elements import ELEMENTS
 
 MOST_CHANNELS = 8  # of a group, in or out
 FEW_CHANNELS = 2  # the same for gradients
@@ -15,7 +19,6 @@ MOST_IN_PLACE = 128
 MOST_SAMPLES = 2**30  # of a row, in 32 bits
 MOST_ROWS = 2**31 - 1  # along x of the grid
 ENOUGH_BLOCKS = 2048  # beyond, stretches take more passes
-GRID_AXIS = 65_535
 
 
 class Meeting:
@@ -37,6 +40,30 @@ class Meeting:
         """(position, tap, place in the window) of every product."""
         t = self.taps
         return tuple((z, k, z * t.stride + k * t.dilation) for z in range(self.positions) for k in range(t.kernel_size))
+
+
+def fitting(dtype: torch.dtype, make: Callable[[int], Meeting]) -> Meeting:
+    """The configuration of most ``positions`` whose window and products fit."""
+    most = 16 // dtype.itemsize
+    for positions in (most >> e for e in range(4) if most >> e):
+        config = make(positions)
+        if config.window <= MOST_WINDOW and len(config.products) <= MOST_PRODUCTS:
+            break
+    return replace(config, in_place=read_in_place(config))
+
+
+def blocks_of(dtype: torch.dtype, numbers: int) -> int:
+    """Blocks of 128 threads with registers for ``numbers`` each."""
+    words = numbers * (2 if dtype == torch.float64 else 1)
+    return next((blocks for limit, blocks in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
+
+
+def make_multiply_in_place(config, sums: int):
+    """Build products with a window in memory, if ``in_place``."""
+    if not config.in_place:
+        return None
+    element, cases = ELEMENTS[config.dtype], placed(config.products, config.vector)
+    return multiply_runs(element, cases, sums, config.vector, vectors_of(element, config.window), 1)
 
 
 def reason(problem) -> str | None:
@@ -63,12 +90,6 @@ def split(rows: int, vectors: int, config) -> tuple[int, int]:
     most = max(1, min(config.passes, rows * vectors // (config.threads * ENOUGH_BLOCKS)))
     stretches = -(-vectors // (most * config.lanes))
     return -(-vectors // (stretches * config.lanes)), stretches
-
-
-def grid(rows: int, teams: int, stretches: int) -> tuple[int, int, int]:
-    """Rows along x, stretches along y and z."""
-    planes = -(-stretches // GRID_AXIS)
-    return -(-rows // teams), -(-stretches // planes), planes
 
 
 def read_in_place(config) -> bool:

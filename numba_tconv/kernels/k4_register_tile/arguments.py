@@ -62,11 +62,3 @@ class Progress(NamedTuple):
     stage: int
     chunk: int
     channel: int
-
-
-class OutputTile(NamedTuple):
-    shared: object
-    start: object  # as in Block
-    first_channel: int  # of all groups
-    channels: int
-    first_phase: int

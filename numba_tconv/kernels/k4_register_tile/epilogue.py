@@ -14,7 +14,8 @@ def make_store(config: Config):
     ``values``: a local array of ``y_vector`` elements."""
     threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.result_pitch
     stride, dilation, gap, rows = config.stride, config.dilation, config.taps.gap, config.taps.rows
-    phases, channels, accumulator = config.phases, config.channels, ELEMENTS[config.dtype].accumulator
+    phases, channels, row_parts = config.phases, config.channels, config.row_parts
+    accumulator = ELEMENTS[config.dtype].accumulator
     phase_pitch, channel_pitch = (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)
     run = block_n * phases * gap
     lanes_run = min(run // y_vector, threads)
@@ -22,9 +23,12 @@ def make_store(config: Config):
     all_store = threads % lanes_run == 0
 
     @device_function
-    def store(y, tile, values, bias, sizes, grid):
-        columns, out_channels, shared = grid.columns, sizes.out_per_group * sizes.groups, tile.shared
-        first_n, first_column = tile.start[0], tile.start[1]
+    def store(y, shared, start, group, row_tile, values, bias, sizes, grid):
+        channel, first_phase = row_tile // row_parts * channels, row_tile % row_parts * phases
+        channels_left = int32(min(channels, sizes.out_per_group - channel))
+        first_channel = group * sizes.out_per_group + channel  # of all groups
+        columns, out_channels = grid.columns, sizes.out_per_group * sizes.groups
+        first_n, first_column = start[0], start[1]
         thread = int32(cuda.threadIdx.x)
         end = run if all_store or thread < channel_lanes * lanes_run else 0  # others would write again
         for e in range(thread % lanes_run * y_vector, end, lanes_run * y_vector):
@@ -36,13 +40,13 @@ def make_store(config: Config):
                 ended = int64(uint32(i) // uint32(columns)) if columns < block_n else int64(1)
                 n += ended
                 i -= ended * columns
-            o = (grid.first_column + i) * stride + (tile.first_phase + phase) * dilation + offset - sizes.padding
-            if n < sizes.batch and tile.first_phase + phase < rows and o >= 0 and o < sizes.out_length:
+            o = (grid.first_column + i) * stride + (first_phase + phase) * dilation + offset - sizes.padding
+            if n < sizes.batch and first_phase + phase < rows and o >= 0 and o < sizes.out_length:
                 staged = int32(phase * phase_pitch + column)
-                co = tile.first_channel + thread // lanes_run
+                co = first_channel + thread // lanes_run
                 target = (n * out_channels + co) * sizes.out_length + o
-                while co < tile.first_channel + tile.channels:
-                    source = int32(staged + (co - tile.first_channel) * channel_pitch)
+                while co < first_channel + channels_left:
+                    source = int32(staged + (co - first_channel) * channel_pitch)
                     if y_vector > 1:
                         load_vector(values, 0, shared, source)
                         if bias.exists:

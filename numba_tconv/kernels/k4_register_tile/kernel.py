@@ -18,23 +18,15 @@ from numba import cuda, int32, int64
 
 from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.packed_weights import after_packing
+from numba_tconv.kernels.common.register_tile import make_put_aside
 from numba_tconv.kernels.rung import Rung, Step, taking_bias
-from numba_tconv.ptx import (
-    add_vectors,
-    cp_async,
-    cp_async_commit,
-    cp_async_wait,
-    device_function,
-    griddepcontrol_wait,
-    shared_base,
-    store_vectors,
-)
+from numba_tconv.ptx import cp_async, cp_async_commit, cp_async_wait, device_function, griddepcontrol_wait, shared_base
 from numba_tconv.runtime import device
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
 
 from . import pack
-from .arguments import Block, OutputTile, Progress, Registers, Stage
+from .arguments import Block, Progress, Registers, Stage
 from .choose import choose
 from .epilogue import make_store
 from .mainloop import make_multiply
@@ -101,11 +93,10 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
     threads, vector, block_n = config.threads, config.vector, config.block_n
     stages, w_stage = config.stages, config.w_stage
     warp_columns, window_offsets = 32 // config.lanes_m * config.thread_n, config.entries - 2
-    phases, channels, row_parts, ragged = config.phases, config.channels, config.row_parts, config.ragged
+    phases, row_parts, ragged = config.phases, config.row_parts, config.ragged
     accumulator, all_sums = ELEMENTS[config.dtype].accumulator, config.thread_m * config.thread_n
     partial, partials = config.partial, config.partials
-    add_partial_sums = add_vectors(all_sums // vector, threads * vector)
-    store_partial_sums = store_vectors(all_sums // vector, threads * vector)
+    put_aside, add_partial_sums = make_put_aside(config, all_sums)
     parts = make_multiply(config)
     window, weights, multiply, put = parts.window, parts.weights, parts.multiply, parts.put
     lane_of, tails_of = parts.lane_of, parts.tails_of
@@ -122,11 +113,8 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         lane = lane_of(thread)
 
         base = shared_base(shared)
-        registers = Registers(
-            cuda.local.array(all_sums, dtype=accumulator),
-            cuda.local.array(window, dtype=accumulator),
-            cuda.local.array(weights, dtype=accumulator),
-        )
+        sums, of_window = cuda.local.array(all_sums, dtype=accumulator), cuda.local.array(window, dtype=accumulator)
+        registers = Registers(sums, of_window, cuda.local.array(weights, dtype=accumulator))
         results = cuda.local.array(vector, dtype=accumulator)
         for s in range(all_sums):
             registers.sums[s] = accumulator(0)
@@ -141,32 +129,22 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         griddepcontrol_wait()  # for packed weights
         stage, chunk, channel = int32(1 - stages), int32(0), int32(0)
         if not partial:
-            progress = Progress(stage, chunk, channel)
-            stage, chunk, channel = advance(
-                progress, total, block, registers, lane, tails, live, x, packed, sizes, grid
-            )
+            now = Progress(stage, chunk, channel)
+            stage, chunk, channel = advance(now, total, block, registers, lane, tails, live, x, packed, sizes, grid)
         end = int32(min(partial, total))
         while partial and stage < total:
-            progress = Progress(stage, chunk, channel)
-            stage, chunk, channel = advance(progress, end, block, registers, lane, tails, live, x, packed, sizes, grid)
+            now = Progress(stage, chunk, channel)
+            stage, chunk, channel = advance(now, end, block, registers, lane, tails, live, x, packed, sizes, grid)
             # Not in ``advance``, where the compiler would move the sums at every stage.
             if stage < total:
-                if stage > partial:
-                    add_partial_sums(registers.sums, shared, partials + thread * vector)
-                store_partial_sums(shared, partials + thread * vector, registers.sums)
-                for s in range(all_sums):
-                    registers.sums[s] = accumulator(0)
+                put_aside(registers.sums, shared, partials + thread * vector, stage > partial)
                 end = int32(min(end + partial, total))
         if partial and total > partial:
             add_partial_sums(registers.sums, shared, partials + thread * vector)
         cuda.syncthreads()  # the output tile overwrites the stages
         put(shared, registers.sums, results, lane)
         cuda.syncthreads()
-        channel = row_tile // row_parts * channels
-        channels_left = int32(min(channels, sizes.out_per_group - channel))
-        first_channel, first_phase = group * sizes.out_per_group + channel, row_tile % row_parts * phases
-        tile = OutputTile(shared, start, first_channel, channels_left, first_phase)
-        store(y, tile, registers.weights, bias, sizes, grid)
+        store(y, shared, start, group, row_tile, registers.weights, bias, sizes, grid)
 
     return kernel_of(name, k4_register_tile, config, threads)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.arguments import Bias, Signal, arguments, signal_like
+from numba_tconv.kernels.common.arguments import Bias, Signal, arguments, of_problem, over_planes, signal_like
 from numba_tconv.kernels.common.split_sums import SecondStage, second_stage, split
 from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.elements import ELEMENTS
@@ -17,8 +17,6 @@ from . import choose as k4_choose
 from .arguments import Grid, Sizes
 from .pack import TilePacking, packing_of
 from .tile import Config
-
-GRID_AXIS = 65_535
 
 
 @lru_cache(maxsize=1024)
@@ -47,24 +45,16 @@ def plan_of(
     t = p.taps
     first_column, columns = config.columns(p)
     row_tiles, column_tiles = config.row_tiles(p), -(-p.batch * columns // config.block_n)
-    planes, packing = -(-column_tiles // GRID_AXIS), packing_of(p, config, w)
+    packing = packing_of(p, config, w)
     packed = alike((packing.size,), w.dtype)
-    grid, kernel = (row_tiles * p.groups, -(-column_tiles // planes), planes), make_kernel(replace(config, splits=1))
+    grid, kernel = over_planes(row_tiles * p.groups, column_tiles), make_kernel(replace(config, splits=1))
     launch = kernel.prepare(
         grid,
         signal_like(x),
         packed,
         Bias(alike((p.out_channels,), x.dtype) if has_bias else packed, has_bias),
         alike(p.out_shape, x.dtype),
-        Sizes(
-            batch=p.batch,
-            length=p.length,
-            out_length=p.out_length,
-            in_per_group=p.in_channels_per_group,
-            out_per_group=p.out_channels_per_group,
-            groups=p.groups,
-            padding=p.padding,
-        ),
+        of_problem(Sizes, p),
         Grid(
             columns=columns,
             first_column=first_column,

@@ -10,7 +10,7 @@ from functools import cache
 
 from numba import cuda, float64, int32, int64
 
-from numba_tconv.kernels.k4_register_tile.arguments import Block, OutputTile, Registers, Stage
+from numba_tconv.kernels.k4_register_tile.arguments import Block, Registers, Stage
 from numba_tconv.kernels.k4_register_tile.epilogue import make_store
 from numba_tconv.kernels.k4_register_tile.plan import kernel_of
 from numba_tconv.kernels.k4_register_tile.producer import make_aim, make_load_window
@@ -97,7 +97,7 @@ def make_fill_ring(config: Config):
 def make_kernel(config: Config) -> Kernel:
     threads, stages, block_n, itemsize = config.threads, config.stages, config.block_n, config.itemsize
     x_stage, w_stage, stage = config.x_stage, config.w_stage, config.stage
-    phases, channels, row_parts, ragged = config.phases, config.channels, config.row_parts, config.ragged
+    phases, row_parts, ragged = config.phases, config.row_parts, config.ragged
     warp_columns, sums = WARP // config.lanes_m * config.thread_n, config.thread_m * config.thread_n
     all_barriers, window_offsets = config.barriers, config.entries - 2 - config.barriers
     parts = make_multiply(config)
@@ -148,10 +148,8 @@ def make_kernel(config: Config) -> Kernel:
                 mbarrier_wait(full + 8 * slot, parity)
                 if live:
                     at = int32(base + itemsize * stage * slot)
-                    in_window, in_weights = (
-                        int32(at + itemsize * lane.window),
-                        int32(at + itemsize * (x_stage + lane.weights)),
-                    )
+                    in_window = int32(at + itemsize * lane.window)
+                    in_weights = int32(at + itemsize * (x_stage + lane.weights))
                     last = tails if left <= int32(grid.channel_chunks) else int32(-1)
                     multiply(registers, Stage(shared, in_window, in_weights), last)
                 fence_async()  # the copy engine writes here next
@@ -163,10 +161,6 @@ def make_kernel(config: Config) -> Kernel:
             lane = lane_of(recomputed(int32(cuda.threadIdx.x)))  # else it would spill
             put(shared, registers.sums, registers.weights, lane)
             barrier_sync(int32(OF_MULTIPLYING), int32(threads))
-            channel = row_tile // row_parts * channels
-            channels_left = int32(min(channels, sizes.out_per_group - channel))
-            first_channel, first_phase = group * sizes.out_per_group + channel, row_tile % row_parts * phases
-            tile = OutputTile(shared, start, first_channel, channels_left, first_phase)
-            store(y, tile, registers.weights, bias, sizes, grid)
+            store(y, shared, start, group, row_tile, registers.weights, bias, sizes, grid)
 
     return kernel_of("k5_dmma_ring", k5_dmma_ring, config, threads + COPYING * WARP)

@@ -18,9 +18,9 @@ from functools import cache, lru_cache
 from numba import cuda, float32, int32, int64, types, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.arguments import of_problem, over_planes
 from numba_tconv.kernels.common.packed_weights import after_packing
 from numba_tconv.kernels.common.tensor_core.outputs import Place
-from numba_tconv.kernels.common.tensor_core.outputs import Thread as Storing
 from numba_tconv.kernels.common.tensor_core.pack import TensorPacking, packing_of
 from numba_tconv.kernels.common.tensor_core.rung import TensorRung, by_vectors, contiguous_rows, default_precision
 from numba_tconv.kernels.common.tensor_core.split_operand import scales_of
@@ -46,8 +46,6 @@ from .mainloop import make_products, make_start, make_window
 from .producer import BATCH, GroupInput, Shared, make_load, make_selectors_of
 from .resident import make_kernel as make_resident_kernel
 from .tile import RUN, Config, run_of
-
-GRID_AXIS = 65_535
 
 
 @cache
@@ -177,8 +175,7 @@ def _make_kernel(config: Config) -> Kernel:
         n, j = divmod((column_tile + me.team) * advance, sizes.columns)
         place = Place(n, j, row_tile.first_row, row_tile.first_channel, row_tile.channels_left, 0, 0)
         out = output_of(y, weights, sizes, sizes.out_per_group * sizes.groups, alignment)
-        thread = Storing(me.team, me.warp, me.lane)
-        store_tile(total if exact else acc, out, shared, base, int32(me.team * staging_bytes), place, thread)
+        store_tile(total if exact else acc, out, shared, base, int32(me.team * staging_bytes), place, me)
 
     x, *others, alignment = types_of(config)
     signature = x, types.int64, *others, alignment
@@ -230,23 +227,19 @@ def _plan(
     first_column, columns = tile.columns(p)
     column_tiles = -(-tile.column_tiles(p) // config.tiles)
     loop = Loop(tile.tap_chunks(p), chunks // config.chunks, tile.row_tiles(p))
-    planes = -(-column_tiles // GRID_AXIS)
-    along = (resident_blocks(p, tile, here), 1) if config.resident_weights else (-(-column_tiles // planes), planes)
     packing = packing_of(p, tile, WarpMatrix.order, chunks, w)
     packed = alike((packing.size,), dtype)
     x = Input(alike(shape, dtype, strides), *strides[:2])
     weights = Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, has_bias)
     y = alike(p.out_shape, dtype)
-    sizes = Sizes(
-        *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
-        columns,
-        first_column,
-    )
+    sizes = of_problem(Sizes, p, columns=columns, first_column=first_column)
     alignment = alignment_of(y_offset, p, tile, gaps_between(tile))
+    row_tiles, kernel = loop.group_tiles * p.groups, make_kernel(config)
     if config.resident_weights:
+        grid = row_tiles, resident_blocks(p, tile, here), 1
         arguments = x, weights, y, sizes, loop, column_tiles, alignment
     else:
+        grid = over_planes(row_tiles, column_tiles)
         arguments = x, strides[2], weights, y, sizes, loop, alignment
-    grid, kernel = (loop.group_tiles * p.groups, *along), make_kernel(config)
     early = here.spreads_early(math.prod(grid), kernel.shared_bytes, packing.blocks)
     return packing, kernel.prepare(grid, *arguments, early=early)

@@ -32,13 +32,12 @@ class Walk(NamedTuple):
     all_tiles: int
 
 
-class LoadAhead(NamedTuple):
-    aim: object  # the Source of a window of the tile at sample ``n`` and column ``j``
-    load: object  # starts and commits the copies of ``ahead``, the thread's first to address ``to``
-    next_stage: object  # after ``ahead``
+def make_load_ahead(config: Config):
+    """Build:
 
-
-def make_load_ahead(config: Config) -> LoadAhead:
+    * ``aim``: the Source of a window of the tile at sample ``n`` and column ``j``.
+    * ``load`` starts and commits the copies of ``ahead``, the thread's first to address ``to``.
+    * ``next_stage``: after ``ahead``."""
     tile, depth, itemsize = config.tile, config.depth, config.tile.itemsize
     before, shift = tile.overlap + tile.lead, tile.chunk_shift
     window_of, load_along = make_window_of(config), make_load_along(config)
@@ -81,7 +80,7 @@ def make_load_ahead(config: Config) -> LoadAhead:
             address, last_channel = aim(n, j, chunk, column_tile < walk.all_tiles, share, signal)
         return Ahead(column_tile, n, j, chunk, channel, address, last_channel)
 
-    return LoadAhead(aim, load, next_stage)
+    return aim, load, next_stage
 
 
 def _make_load_vectors(config: Config, begin):

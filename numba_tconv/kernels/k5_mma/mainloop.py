@@ -104,12 +104,7 @@ def make_products(config: Config):
     return products
 
 
-class Start(NamedTuple):
-    load_biases: object
-    start: object
-
-
-def make_start(config: Config) -> Start:
+def make_start(config: Config):
     """Build ``load_biases`` (zeros if the store adds them) and ``start``, which sets the sums to them."""
     fragments, add_bias = config.fragments, not config.tile.empty_slots
     reciprocal = config.tile.reciprocal
@@ -131,4 +126,4 @@ def make_start(config: Config) -> Start:
                 for e in range(4):
                     sums[(m * RUN + j) * 4 + e] = biases[2 * m + e // 2]
 
-    return Start(load_biases, start)
+    return load_biases, start

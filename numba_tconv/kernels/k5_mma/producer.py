@@ -66,12 +66,9 @@ class Shared(NamedTuple):
     values: object  # BATCH elements
 
 
-class Load(NamedTuple):
-    aim: object  # lists a window's sources, for a tap chunk; returns the thread's Source
-    load: object  # starts the copies to byte ``stage``, from ``channel`` and weight ``w_first`` on
-
-
-def make_load(config: Config) -> Load:
+def make_load(config: Config):
+    """Build ``aim``, which lists a window's sources, for a tap chunk, and returns the thread's Source; and ``load``,
+    which starts the copies to byte ``stage``, from ``channel`` and weight ``w_first`` on."""
     tile, threads, depth, pitch = config.tile, config.threads, config.depth, config.pitch
     itemsize, in_steps, per_row = tile.itemsize, config.in_steps, config.table_entries
     vector = 1 if config.turned else config.x_vector
@@ -125,7 +122,7 @@ def make_load(config: Config) -> Load:
         else:
             load_listed(shared, stage, channel, signal, selectors, thread)
 
-    return Load(aim, load)
+    return aim, load
 
 
 def _make_load_listed(config: Config):
@@ -156,12 +153,8 @@ def _make_load_listed(config: Config):
                         size = entry.size
                         if not exists:
                             size = int32(0)
-                        copy_x(
-                            to_x + z * (row_lanes * vector * itemsize),
-                            signal.data,
-                            joined(entry.low, entry.high) + from_row,
-                            size,
-                        )
+                        element = joined(entry.low, entry.high) + from_row
+                        copy_x(to_x + z * (row_lanes * vector * itemsize), signal.data, element, size)
             else:
                 p = int32(p0)
                 selector = selectors.odd if row & 1 else selectors.even

@@ -7,7 +7,6 @@ from functools import cache
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from numba_tconv.kernels.common.tensor_core.outputs import Place
-from numba_tconv.kernels.common.tensor_core.outputs import Thread as Storing
 from numba_tconv.kernels.common.tensor_core.split_operand import scales_of
 from numba_tconv.ptx import (
     barrier_sync,
@@ -145,8 +144,7 @@ def make_kernel(config: Config) -> Kernel:
 
             place = Place(int64(n), int64(j), row_tile.first_row, row_tile.first_channel, row_tile.channels_left, 0, 0)
             out = output_of(y, weights, sizes, out_channels, alignment)
-            thread = Storing(me.team, me.warp, me.lane)
-            store_tile(total if exact else acc, out, shared, base, int32(team_at + staging_at), place, thread)
+            store_tile(total if exact else acc, out, shared, base, int32(team_at + staging_at), place, me)
             tile_now, n, j = int32(tile_now + step), int32(n + walk.samples), int32(j + walk.columns)
             if j >= signal.columns:
                 n, j = int32(n + 1), int32(j - signal.columns)

@@ -11,10 +11,9 @@ from functools import partial
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.rows import copied, kernels_of, to_rows
+from numba_tconv.kernels.common.rows import copied, to_rows
 from numba_tconv.kernels.common.split_sums import split
 from numba_tconv.kernels.common.tensor_map import row_pitch
-from numba_tconv.runtime.kernel import Kernel
 
 from .boxes import Rows, rows_of
 from .tile import Config, sample_columns
@@ -63,11 +62,12 @@ def input_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: 
     return Input(shape, strides, offset, None)
 
 
-def copy_kernels(problem: Problem, config: Config) -> list[Kernel]:
+def is_copied(problem: Problem, config: Config) -> bool:
+    """Whether a kernel copies a contiguous input."""
     p = split(problem, config.splits)
     shape, strides = p.in_shape, (p.in_channels * p.length, p.length, 1)
     copy = input_of(shape, strides, 0, config, problem.groups, sample_columns(p, config)).copy
-    return kernels_of(config.tile.dtype) if copy and copy != to_contiguous else []
+    return copy is not None and copy != to_contiguous
 
 
 def copy_ms(shape: tuple, config: Config) -> float:

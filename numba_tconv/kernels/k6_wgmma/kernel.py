@@ -22,6 +22,7 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.packed_weights import packed_weights
 from numba_tconv.kernels.common.pipeline import FULL, Pipe, Slot, init_stage, release
+from numba_tconv.kernels.common.rows import make_kernel as row_copy
 from numba_tconv.kernels.common.tensor_core.fragments import column_of
 from numba_tconv.kernels.common.tensor_core.outputs import Output, Runs, Thread
 from numba_tconv.kernels.common.tensor_core.rung import TensorRung, default_precision
@@ -73,7 +74,7 @@ from .arguments import (
 from .boxes import place as byte_of
 from .choose import choose, choose_packed, cost
 from .epilogue import make_epilogue, make_extra_of, runs_of, slab_of
-from .input import copy_kernels
+from .input import is_copied
 from .mainloop import make_mainloop
 from .operands import lane_rows_of, make_view
 from .plan import plan_of
@@ -324,7 +325,7 @@ class WarpgroupMatrix(TensorRung):
         return make_kernel(config.compiled)
 
     def steps(self, config, problem, device=H200):
-        copies = [Step("copy", kernel) for kernel in copy_kernels(problem, config)]
+        copies = [Step("copy", row_copy(config.tile.dtype))] if is_copied(problem, config) else []
         tail = [Step("tail", tail_kernel(config.tile, config.unpacked))] if config.tail else []
         sums = split_sums.steps(config.splits, config.tile.dtype, early=True)
         if not config.unpacked:

@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.arguments import of_problem
 from numba_tconv.kernels.common.split_sums import SecondStage, second_stage, split
 from numba_tconv.kernels.common.tensor_core.pack import TensorPacking, packing_of
 from numba_tconv.kernels.common.tensor_core.rung import by_vectors
@@ -84,7 +85,7 @@ def plan_of(
         ),
         Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, has_bias),
         Target(alike(p.out_shape, tile.out_dtype), p.batch, p.out_length),
-        Channels(p.in_channels_per_group, p.out_channels_per_group, p.groups),
+        of_problem(Channels, p),
         Columns(p.padding, columns, first),
         Grid(
             tap_chunks=tile.tap_chunks(p),

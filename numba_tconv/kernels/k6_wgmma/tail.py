@@ -4,7 +4,6 @@ A thread has a row of a tile and a share of its weights. Partial sums are added 
 few multiprocessors: long sums do not begin early."""
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import torch
 from numba import cuda, float32, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.arguments import arguments
+from numba_tconv.kernels.common.arguments import arguments, of_problem
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.tensor_core.fragments import split_channel
 from numba_tconv.kernels.common.tensor_core.pack import WORDS, packed_size
@@ -78,16 +77,8 @@ class Products(NamedTuple):
     inverse: float  # of split weights' scale
 
 
-class Multiply(NamedTuple):
-    """Device functions (index, (Products, Pieces)) for one piece, and for LOADS."""
-
-    load: Callable
-    multiply: Callable
-    load_all: Callable
-    multiply_all: Callable
-
-
-def _make_multiply(tile: Tile, unpacked: bool) -> Multiply:
+def _make_multiply(tile: Tile, unpacked: bool):
+    """Build the load and the product of a piece, (index, (Products, Pieces))."""
     rows, depth, taps, all_parts = tile.rows, tile.depth, tile.tap_chunk, tile.parts
     elements, vector = 16 // tile.itemsize, 16 // tile.operand_size
     block, load_weights = rows * depth // vector * elements, load_run(ELEMENTS[tile.dtype], elements)
@@ -126,21 +117,17 @@ def _make_multiply(tile: Tile, unpacked: bool) -> Multiply:
             for z in range(SAMPLES):
                 totals[z] += weight * shared[at + channel * SAMPLES + z]
 
-    load = load_unpacked if unpacked else load_piece
-    return Multiply(load, multiply, repeated(load, LOADS), repeated(multiply, LOADS))
+    return load_unpacked if unpacked else load_piece, multiply
 
 
 @cache
 def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
     phases, channels, depth, taps, all_parts = tile.phases, tile.channels, tile.depth, tile.tap_chunk, tile.parts
-    element, vector, all_weights = (
-        ELEMENTS[tile.dtype],
-        16 // tile.operand_size,
-        tile.parts * LOADS * 16 // tile.itemsize,
-    )
-    load, store, storage, share = element.load, element.store, element.storage, _make_multiply(tile, unpacked)
-    kernel_size = taps * tile.stride
-    load_piece, multiply, load_all, multiply_all = share.load, share.multiply, share.load_all, share.multiply_all
+    vector, all_weights = 16 // tile.operand_size, tile.parts * LOADS * 16 // tile.itemsize
+    element, kernel_size = ELEMENTS[tile.dtype], taps * tile.stride
+    load, store, storage = element.load, element.store, element.storage
+    load_piece, multiply = _make_multiply(tile, unpacked)
+    load_all, multiply_all = repeated(load_piece, LOADS), repeated(multiply, LOADS)
 
     def k6_tail(x, layer, y, sizes, tiles, last):
         shared = cuda.shared.array(INPUTS, dtype=float32)
@@ -238,7 +225,7 @@ def prepare(
         Input(alike(x_shape, dtype, x_strides), *x_strides[:2]),
         Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, int(has_bias)),
         alike(p.out_shape, dtype),
-        Sizes(p.batch, p.length, p.in_channels_per_group, p.out_channels_per_group),
+        of_problem(Sizes, p),
         RowTiles(group_tiles, row_tiles, stages),
         LastColumn(column, first_output, p.out_length - first_output, p.out_length),
         early=stages <= MOST_EARLY_STAGES,

@@ -2,12 +2,24 @@
 
 from typing import NamedTuple
 
+from numba import types, uint8
+
+from numba_tconv.kernels.common.arguments import Bias, Signal, Weights, arguments
+from numba_tconv.runtime.kernel import flat
+
 
 class Mask(NamedTuple):
     """A byte a slot, 0 where it rests; without a mask ``data`` is any tensor."""
 
     data: object
     exists: bool
+
+
+def signature_of(storage: types.Type, *others: types.Type) -> tuple:
+    """x, state, weights, bias, mask, y and ``others``."""
+    data = flat(storage)
+    layer = arguments(Signal, data=data), data, arguments(Weights, data=data), arguments(Bias, data=data)
+    return *layer, arguments(Mask, data=flat(uint8)), data, *others
 
 
 class Stream(NamedTuple):

@@ -2,23 +2,21 @@
 
     state, x, w --loads that do not wait for each other--> registers --> y, new state
 
-Products are added in the order of k2_polyphase.
-"""
+Products are added in the order of k2_polyphase."""
 
 from dataclasses import dataclass
 from functools import cache
 
 import torch
-from numba import cuda, int64, types, uint8, uint64
+from numba import cuda, int64, types, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
-from numba_tconv.kernels.common.arguments import Bias, Signal, Weights, arguments
 from numba_tconv.ptx import griddepcontrol_launch_dependents, griddepcontrol_wait
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import Kernel, flat
+from numba_tconv.runtime.kernel import Kernel
 
-from .arguments import Mask
+from .arguments import signature_of
 from .kernel import is_live
 
 MOST_FRAMES, MOST_TAPS, MOST_KEPT = 4, 32, 4
@@ -62,13 +60,8 @@ def choose(problem: Problem, dtype: torch.dtype) -> Config:
 
 @cache
 def make_kernel(config: Config) -> Kernel:
-    element, taps, threads, kept, frames = (
-        ELEMENTS[config.dtype],
-        config.taps,
-        config.threads,
-        config.kept,
-        config.frames,
-    )
+    element, taps = ELEMENTS[config.dtype], config.taps
+    threads, kept, frames = config.threads, config.kept, config.frames
     load, store, accumulator, storage = element.load, element.store, element.accumulator, element.storage
     kernel_size, stride, dilation = taps.kernel_size, taps.stride, taps.dilation
     window, outputs = kept + frames, frames * stride
@@ -114,9 +107,5 @@ def make_kernel(config: Config) -> Kernel:
                     last = old[f + t] if t <= new else last
                 state[uint64(row + f)] = last
 
-    data = flat(storage)
-    signature = (
-        *(arguments(Signal, data=data), data, arguments(Weights, data=data), arguments(Bias, data=data)),
-        *(arguments(Mask, data=flat(uint8)), data, types.int64, types.int64),
-    )
+    signature = signature_of(storage, types.int64, types.int64)
     return Kernel("streaming_depthwise", streaming_depthwise, signature, threads, key=repr(config))

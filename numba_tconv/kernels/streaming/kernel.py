@@ -1,20 +1,19 @@
 """The kernel of a step by columns: weights as they lie and the frames of all slots (drawing: kernels/README.md).
 
 Sums of SUM_CHANNELS input channels are added in the order of k2_polyphase, so steps give its bits on the whole signal,
-whatever the frames, slots and mask.
-"""
+whatever the frames, slots and mask."""
 
 from functools import cache
 
-from numba import cuda, int32, int64, types, uint8, uint32, uint64
+from numba import cuda, int32, int64, types, uint32, uint64
 
-from numba_tconv.kernels.common.arguments import Bias, Signal, Weights, arguments
+from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.rung import SUM_CHANNELS
 from numba_tconv.ptx import device_function
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
-from .arguments import Mask, Stream
+from .arguments import Stream, signature_of
 from .tile import Config
 
 READS = 8  # frames of a thread in flight, or one of each slot if more
@@ -29,8 +28,7 @@ def is_live(mask, n):
 def make_read(config: Config):
     """Build ``read``: copies a block's frames, converted, to shared memory ``frames`` (input channels, window, slots).
 
-    Zeros follow the last frame.
-    """
+    Zeros follow the last frame."""
     element, threads, window = ELEMENTS[config.dtype], config.threads, config.window
     slots, kept, in_per_group = config.slots, config.kept, config.in_per_group
     load, storage, rows = element.load, element.storage, config.group_count * config.in_per_group * window
@@ -80,8 +78,7 @@ def make_multiply(config: Config):
     """Build ``multiply``: sums a column over ``count`` input channels.
 
     Weights from ``offset`` of ``w`` on, frames from element ``at`` of shared memory on. ``now`` and ``after``:
-    ``ahead`` weights each, multiplied and loaded.
-    """
+    ``ahead`` weights each, multiplied and loaded."""
     element, ahead, all_sums = ELEMENTS[config.dtype], config.ahead, config.sums
     load, accumulator, pitch = element.load, element.accumulator, config.window * config.slots
     whole = config.in_per_group % SUM_CHANNELS % ahead == 0 and SUM_CHANNELS % ahead == 0
@@ -118,8 +115,7 @@ def make_multiply(config: Config):
 def make_keep(config: Config):
     """Build ``keep``: writes a block's part of the new state.
 
-    One thread a row goes forward, so that it reads a frame before it overwrites it.
-    """
+    One thread a row goes forward, so that it reads a frame before it overwrites it."""
     threads, slots, kept = config.threads, config.slots, config.kept
     in_per_group, most = config.in_per_group, config.group_count * config.in_per_group
 
@@ -241,14 +237,6 @@ def make_kernel(config: Config) -> Kernel:
         if kept and is_last[0]:
             keep(x, state, mask, first_in, in_channels, first_slot, stream)
 
-    data = flat(storage)
-    signature = (
-        *(arguments(Signal, data=data), data, arguments(Weights, data=data), arguments(Bias, data=data)),
-        *(arguments(Mask, data=flat(uint8)), data, flat(types.int32), arguments(Stream)),
-    )
-    return Kernel(
-        *("streaming_step", streaming_step, signature, threads),
-        shared_bytes=config.shared_bytes,
-        min_blocks=config.min_blocks,
-        key=repr(config),
-    )
+    signature = signature_of(storage, flat(types.int32), arguments(Stream))
+    sizes = threads, config.shared_bytes, config.min_blocks
+    return Kernel("streaming_step", streaming_step, signature, *sizes, key=repr(config))

@@ -4,16 +4,13 @@ A row is an output channel and a phase r, a column a slot's new frame. A stage h
 some input channels. Tap r + q*stride multiplies the frames q before the columns' own. Warps add up their sums in one
 order.
 
-Frames lie by time, then by slot: the columns' are adjacent for every q, and so is the new state.
-"""
+Frames lie by time, then by slot: the columns' are adjacent for every q, and so is the new state."""
 
-from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
 
-from numba import cuda, float32, int32, int64, types, uint8, uint32, uint64
+from numba import cuda, float32, int32, int64, types, uint32, uint64
 
-from numba_tconv.kernels.common.arguments import Bias, Signal, Weights, arguments
+from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.tensor_core.split_operand import put_tf32
 from numba_tconv.ptx import (
     cp_async_commit,
@@ -33,7 +30,7 @@ from numba_tconv.ptx import (
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
-from .arguments import Columns, Mask, Place
+from .arguments import Columns, Place, signature_of
 from .kernel import is_live
 from .mma_load import make_load_frames, make_load_weights
 from .mma_tile import COLUMNS, KINDS, ROWS, VECTOR, Config
@@ -47,8 +44,7 @@ def make_multiply(config: Config):
     """Build ``multiply``: adds a warp's products of a stage.
 
     ``weights``, ``frames``: this lane's addresses of the warp's first slice; ``rows``: bytes to the weights of its
-    rows; ``shift``: bytes between two frames of a slot.
-    """
+    rows; ``shift``: bytes between two frames of a slot."""
     kept, stride, itemsize, halves = config.kept, config.stride, config.itemsize, 4 // config.itemsize
     row_blocks, column_blocks, operands = config.row_blocks, config.column_blocks, 4 * config.row_blocks
     pitch, next_columns, by_matrix = config.weight_pitch, COLUMNS * config.frame_pitch, config.by_matrix
@@ -148,14 +144,8 @@ def make_keep(config: Config):
     return keep_vectors if kept == 1 else keep
 
 
-class Store(NamedTuple):
-    """Device functions of the epilogue."""
-
-    sums: Callable  # (acc, shared, first): a warp's sums to shared memory, from column ``first`` on
-    columns: Callable  # (y, shared, bias, mask, place, group, first_out, outs, sizes): the warps' sums, added up, to y
-
-
-def make_store(config: Config) -> Store:
+def make_store(config: Config):
+    """Build ``store_sums``, a warp's into shared memory, and ``store_columns``, the warps' sums, added up, to y."""
     element, threads, columns, stride = ELEMENTS[config.dtype], config.threads, config.columns, config.stride
     load, store, row_blocks, column_blocks = element.load, element.store, config.row_blocks, config.column_blocks
     sums_at, sum_pitch, channel_warps = config.sums_at // 4, config.sum_pitch, config.channel_warps
@@ -192,7 +182,7 @@ def make_store(config: Config) -> Store:
                 y[uint64(to)] = store(total)
             e = int32(e + threads)
 
-    return Store(store_sums, store_columns)
+    return store_sums, store_columns
 
 
 @device_function
@@ -232,14 +222,9 @@ def make_kernel(config: Config) -> Kernel:
     sums, by_matrix = 4 * row_blocks * column_blocks, config.by_matrix
     lane_rows, next_rows = (row_blocks, ROWS) if by_matrix else (2 * row_blocks, ROWS // 2)
     apart, ahead, delay = config.apart, config.ahead, config.delay
-    load_weights, (begin, end, words), multiply = (
-        make_load_weights(config),
-        make_load_frames(config),
-        make_multiply(config),
-    )
-    advances = make_advances(config)
-    keep, await_stage, store = make_keep(config), cp_async_wait(ahead - 1), make_store(config)
-    store_sums, store_columns = store.sums, store.columns
+    load_weights, (begin, end, words) = make_load_weights(config), make_load_frames(config)
+    multiply, advances, keep = make_multiply(config), make_advances(config), make_keep(config)
+    await_stage, (store_sums, store_columns) = cp_async_wait(ahead - 1), make_store(config)
 
     @device_function
     def keep_rest(steps, is_last, shared, base, state, mask, place, sizes):
@@ -347,9 +332,5 @@ def make_kernel(config: Config) -> Kernel:
             cuda.syncthreads()
             keep_rest(steps, is_last, typed, base, state, mask, place, sizes)
 
-    data = flat(storage)
-    signature = (
-        *(arguments(Signal, data=data), data, arguments(Weights, data=data), arguments(Bias, data=data)),
-        *(arguments(Mask, data=flat(uint8)), data, flat(types.int32), arguments(Columns)),
-    )
+    signature = signature_of(storage, flat(types.int32), arguments(Columns))
     return Kernel("streaming_mma", streaming_mma, signature, threads, config.shared_bytes, key=repr(config))

@@ -20,14 +20,9 @@ def make_load_weights(config: Config):
     """Build ``load``: begins to copy a stage's weights.
 
     ``first``: element of the block's first weight; ``channel``: the stage's first input channel; ``outs``: output
-    channels that exist. The rest is zeros.
-    """
-    threads, itemsize, pitch, stage_channels = (
-        config.threads,
-        config.itemsize,
-        config.weight_pitch,
-        config.stage_channels,
-    )
+    channels that exist. The rest is zeros."""
+    threads, itemsize = config.threads, config.itemsize
+    pitch, stage_channels = config.weight_pitch, config.stage_channels
     pieces, tap_bytes, elements = config.weight_row // VECTOR, config.kernel_size * config.itemsize, VECTOR // itemsize
     total = stage_channels * pieces
 
@@ -52,8 +47,7 @@ def make_load_frames(config: Config):
     """Build ``begin`` and ``end``, which bring frames to address ``stage`` of shared memory.
 
     ``begin`` starts the loads, ``end`` stores. ``straight`` frames bypass registers. The third result is the length of
-    ``values``.
-    """
+    ``values``."""
     threads, pitch, kept = config.threads, config.frame_pitch, config.kept
     columns, vector, stage_channels = config.columns, VECTOR // config.itemsize, config.stage_channels
     pieces = stage_channels // vector

@@ -28,8 +28,7 @@ class Config:
     """A block computes ``columns`` columns, a slot's new frame each, of ``channels`` output channels of a group.
 
     Teams of ``column_warps`` warps share the columns; the teams share a stage's input channels, ``slices`` products
-    deep. A slot has at least ``frames`` new ones, a power of two. ``apart``: sums lie behind the ring of stages.
-    """
+    deep. A slot has at least ``frames`` new ones, a power of two. ``apart``: sums lie behind the ring of stages."""
 
     dtype: torch.dtype
     kernel_size: int
@@ -221,11 +220,8 @@ def slots_of(config: Config, frames: int) -> int:
 
 def blocks_of(problem: Problem, config: Config) -> tuple[int, int, int]:
     """Groups, tiles of output channels of a group, and tiles of slots."""
-    return (
-        problem.groups,
-        -(-problem.out_channels_per_group // config.channels),
-        -(-problem.batch // slots_of(config, problem.length)),
-    )
+    row_tiles = -(-problem.out_channels_per_group // config.channels)
+    return problem.groups, row_tiles, -(-problem.batch // slots_of(config, problem.length))
 
 
 def _traffic(problem: Problem, config: Config) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import torch
 
 from numba_tconv.formula.precision import TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.arguments import Bias, signal_like, weights_like
+from numba_tconv.kernels.common.arguments import Bias, of_problem, signal_like, weights_like
 from numba_tconv.kernels.rung import Step
 from numba_tconv.runtime import device
 from numba_tconv.runtime.kernel import Prepared, alike
@@ -65,8 +65,7 @@ def prepare(
 ) -> Callable[..., None]:
     """A function (x, state, weight, bias, mask, y) that launches a step by ``choose``'s ``config``.
 
-    state (N, C_in, F) and y (N, C_out, T*stride) are contiguous; bias (C_out,) need not be. Nothing is checked.
-    """
+    state (N, C_in, F) and y (N, C_out, T*stride) are contiguous; bias (C_out,) need not be. Nothing is checked."""
     p, dtype = problem, x.dtype
     prepared = {mma_tile.Config: _mma, depthwise.Config: _depthwise}.get(type(config), _by_columns)
     tensors = (
@@ -99,26 +98,19 @@ def _by_columns(p: Problem, config: tile.Config, tensors: tuple, early: bool) ->
     channel_tiles = -(-p.out_channels_per_group // config.channels)
     group_tiles = -(-p.groups // config.group_count)
     count, readers = group_tiles * slot_tiles, channel_tiles * frame_tiles
-    launch = make_kernel(config).prepare(
-        group_tiles * channel_tiles * slot_tiles * frame_tiles,
-        *tensors,
-        alike((count,), torch.int32),
-        Stream(p.batch, p.length, p.groups, slot_tiles, frame_tiles, readers),
-    )
+    sizes = Stream(p.batch, p.length, p.groups, slot_tiles, frame_tiles, readers)
+    blocks = group_tiles * channel_tiles * slot_tiles * frame_tiles
+    launch = make_kernel(config).prepare(blocks, *tensors, alike((count,), torch.int32), sizes)
     return launch, count if config.kept and readers > 1 else 0
 
 
 def _mma(p: Problem, config: mma_tile.Config, tensors: tuple, early: bool) -> tuple[Prepared, int]:
     groups, row_tiles, slot_tiles = mma_tile.blocks_of(p, config)
     count = groups * slot_tiles * -(-p.in_channels_per_group // config.stage_channels)
-    sizes = p.batch, p.length, groups, p.in_channels_per_group, p.out_channels_per_group
-    launch = mma_kernel.make_kernel(config).prepare(
-        groups * row_tiles * slot_tiles,
-        *tensors,
-        alike((count,), torch.int32),
-        Columns(*sizes, mma_tile.slots_of(config, p.length), slot_tiles, row_tiles),
-        early=early,
-    )
+    slots = mma_tile.slots_of(config, p.length)
+    sizes = of_problem(Columns, p, frames=p.length, slots=slots, slot_tiles=slot_tiles, row_tiles=row_tiles)
+    blocks, counters = groups * row_tiles * slot_tiles, alike((count,), torch.int32)
+    launch = mma_kernel.make_kernel(config).prepare(blocks, *tensors, counters, sizes, early=early)
     return launch, count if config.kept and row_tiles > 1 else 0
 
 

@@ -18,8 +18,7 @@ def take(count: int, index: int) -> torch.Tensor:
     """At least ``count`` zeros for a launch on torch's current stream of the GPU ``index``, which must be current.
 
     Launches on a stream share counters. A captured launch may run beside others, so it has its own for ever; when they
-    are used up, the graph sets new ones to zero.
-    """
+    are used up, the graph sets new ones to zero."""
     if index < 0:
         return torch.zeros(count, dtype=torch.int32)
     if torch.cuda.is_current_stream_capturing():
@@ -46,8 +45,7 @@ def take(count: int, index: int) -> torch.Tensor:
 def _lasting(count: int, index: int) -> torch.Tensor:
     """``count`` zeros of GPU ``index`` for any stream and graph.
 
-    Another thread makes them, because the caller may allocate in a graph's pool, which is used again.
-    """
+    Another thread makes them, because the caller may allocate in a graph's pool, which is used again."""
 
     def make():
         with torch.cuda.device(index):

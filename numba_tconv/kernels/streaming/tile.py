@@ -24,8 +24,7 @@ class Config:
     """A block computes ``slots`` slots and ``frames`` new frames of ``channels`` output channels in each of
     ``group_count`` groups.
 
-    ``lanes`` threads share a column, an output channel and a tap, in parts of SUM_CHANNELS input channels.
-    """
+    ``lanes`` threads share a column, an output channel and a tap, in parts of SUM_CHANNELS input channels."""
 
     dtype: torch.dtype
     taps: Taps

@@ -1,28 +1,14 @@
 """Products summed in registers; a switch where the pattern varies."""
 
+from functools import partial
+
 from llvmlite import ir
 from numba import types
 
-from numba_tconv.ptx.core import i16, i32, i64, instruction, item
+from numba_tconv.ptx.core import ANY, get, i16, i32, i64, instruction, item, local_of, put, switch
 from numba_tconv.ptx.simulator.meanings import multiplied, multiplied_runs
 
-from .runs import get, local_of, put, widened
-
-
-def _switch(builder, case, codes):
-    if len(codes) == 1:
-        codes[0]()
-        return
-    after = builder.append_basic_block("multiplied")
-    blocks = [builder.append_basic_block(f"case{number}") for number in range(len(codes))]
-    switch = builder.switch(case, blocks[-1])
-    for number, block in enumerate(blocks):
-        if number < len(codes) - 1:
-            switch.add_case(ir.Constant(i32, number), block)
-        builder.position_at_end(block)
-        codes[number]()
-        builder.branch(after)
-    builder.position_at_end(after)
+from .runs import widened
 
 
 def _products(builder, case, sums, a, b):
@@ -39,19 +25,14 @@ def _products(builder, case, sums, a, b):
 def multiply_add(cases):
     """(sums, a, b, case): ``sums[s] += a[i] * b[j]`` for every (s, i, j) of ``cases[case]``."""
 
-    @instruction(lambda sums, a, b, case: multiplied(cases, sums, a, b, case))
-    def multiply_add_of(typingctx, sums, a, b, case):
-        def codegen(context, builder, sig, args):
-            arrays = [local_of(context, builder, sig, args, k) for k in range(3)]
-            sums, a, b = arrays
+    @instruction(partial(multiplied, cases), ANY, ANY, ANY, types.int32)
+    def multiply_add_of(context, builder, sig, args):
+        sums, a, b = (local_of(context, builder, sig, args, k) for k in range(3))
 
-            def code(products):
-                return lambda: _products(builder, products, sums, a, lambda j: get(builder, b, j))
+        def code(products):
+            return lambda: _products(builder, products, sums, a, lambda j: get(builder, b, j))
 
-            _switch(builder, args[3], [code(products) for products in cases])
-            return context.get_dummy_value()
-
-        return types.void(sums, a, b, types.int32), codegen
+        switch(builder, args[3], [code(products) for products in cases])
 
     return multiply_add_of
 
@@ -62,25 +43,22 @@ def multiply_runs(element, cases, outputs, granule, granules, runs):
     For r below ``runs`` and every (s, i, j) of ``cases[case]``; 16-bit elements. A run is ``granules`` aligned loads of
     ``granule`` elements; ``hop`` is a multiple of ``granule``. All loads come first."""
 
-    @instruction(lambda *arguments: multiplied_runs(element, cases, outputs, granule, granules, runs, *arguments))
-    def multiply_runs_of(typingctx, sums, a, source, first, hop, case):
-        def codegen(context, builder, sig, args):
-            totals, factors = (local_of(context, builder, sig, args, k) for k in range(2))
-            words = [_load(context, builder, sig, args, r) for r in range(runs)]
+    meaning = partial(multiplied_runs, element, cases, outputs, granule, granules, runs)
 
-            def code(products):
-                return lambda: _products(
-                    builder,
-                    [(r * outputs + s, i, (r, j)) for r in range(runs) for s, i, j in products],
-                    totals,
-                    factors,
-                    lambda place: widened(builder, element.name, *words[place[0]][place[1]]),
-                )
+    @instruction(meaning, ANY, ANY, ANY, types.intp, types.int32, types.int32)
+    def multiply_runs_of(context, builder, sig, args):
+        sums, a = (local_of(context, builder, sig, args, k) for k in range(2))
+        words = [_load(context, builder, sig, args, r) for r in range(runs)]
 
-            _switch(builder, args[5], [code(products) for products in cases])
-            return context.get_dummy_value()
+        def wide(place):
+            r, j = place
+            return widened(builder, element.name, *words[r][j])
 
-        return types.void(sums, a, source, types.intp, types.int32, types.int32), codegen
+        def code(products):
+            of_runs = [(r * outputs + s, i, (r, j)) for r in range(runs) for s, i, j in products]
+            return lambda: _products(builder, of_runs, sums, a, wide)
+
+        switch(builder, args[5], [code(products) for products in cases])
 
     def _load(context, builder, sig, args, r):
         kind = i16 if granule == 1 else i32 if granule == 2 else ir.VectorType(i32, granule // 2)

@@ -2,10 +2,12 @@
 
 Straight-line, to keep arrays out of local memory."""
 
+from functools import partial
+
 from llvmlite import ir
 from numba import types
 
-from numba_tconv.ptx.core import asm, i16, i32, i64, instruction, item
+from numba_tconv.ptx.core import ANY, asm, get, i16, i32, i64, instruction, item, local_of, put
 from numba_tconv.ptx.simulator.meanings import guarded_run, run, stored_run
 
 SHIFT = "shf.r.wrap.b32 $0, $1, $2, $3;"
@@ -29,63 +31,54 @@ def widened(builder, name, word, upper):
     return pure(builder, ir.FloatType(), [word], text, "=f,r")
 
 
-def local_of(context, builder, sig, args, k):
-    return context.make_array(sig.args[k])(context, builder, args[k]).data
+def load_as(builder, pointer, kind, align=16):
+    return builder.load(builder.bitcast(pointer, ir.PointerType(kind)), align=align)
 
 
-def get(builder, local, z):
-    return builder.load(builder.gep(local, [ir.Constant(i64, z)]))
-
-
-def put(builder, local, z, value):
-    builder.store(value, builder.gep(local, [ir.Constant(i64, z)]))
+def store_as(builder, value, pointer, align=16):
+    builder.store(value, builder.bitcast(pointer, ir.PointerType(value.type)), align=align)
 
 
 def load_run(element, count):
     """(window, source, first, skip): ``window[z] = source[first + skip + z]`` for z below ``count``, widened.
 
-    Reads ``vectors_of(element, count)`` vectors from ``first``, 16-byte aligned; ``skip`` is less than a vector.
-    """
+    Reads ``vectors_of(element, count)`` vectors from ``first``, 16-byte aligned; ``skip`` is less than a vector."""
     size = element.storage.bitwidth // 8
     vectors = vectors_of(element, count)
 
-    @instruction(lambda window, source, first, skip: run(element, count, window, source, first, skip))
-    def load_run_of(typingctx, window, source, first, skip):
-        def codegen(context, builder, sig, args):
-            lanes, word = (2, i64) if size == 8 else (4, i32)
-            kind = ir.VectorType(word, lanes)
-            pointer = builder.bitcast(item(context, builder, sig.args[1], args[1], args[2]), ir.PointerType(kind))
-            words = []
-            for v in range(vectors):
-                vector = builder.load(builder.gep(pointer, [ir.Constant(i64, v)]), align=16)
-                words += [builder.extract_element(vector, ir.Constant(i32, z)) for z in range(lanes)]
-            halves = size == 2
-            need = count // 2 + 1 if halves else count
-            shift = lanes // 2
-            while shift:
-                bit = ir.Constant(i32, shift * (1 + halves))
-                moved = builder.icmp_signed("!=", builder.and_(args[3], bit), ir.Constant(i32, 0))
-                left = min(need + shift - 1, len(words))
-                words = [
-                    builder.select(moved, words[z + shift], words[z]) if z + shift < len(words) else words[z]
-                    for z in range(left)
-                ]
-                shift //= 2
-            if halves:
-                bits = builder.shl(builder.and_(args[3], ir.Constant(i32, 1)), ir.Constant(i32, 4))
-                pairs = [
-                    pure(builder, i32, [words[z], words[min(z + 1, need - 1)], bits], SHIFT, "=r,r,r,r")
-                    for z in range(-(-count // 2))
-                ]
-                values = [widened(builder, element.name, pairs[z // 2], z % 2) for z in range(count)]
-            else:
-                values = [builder.bitcast(word, context.get_value_type(element.storage)) for word in words[:count]]
-            local = local_of(context, builder, sig, args, 0)
-            for z, value in enumerate(values):
-                put(builder, local, z, value)
-            return context.get_dummy_value()
-
-        return types.void(window, source, types.intp, types.int32), codegen
+    @instruction(partial(run, element, count), ANY, ANY, types.intp, types.int32)
+    def load_run_of(context, builder, sig, args):
+        lanes, word = (2, i64) if size == 8 else (4, i32)
+        kind = ir.VectorType(word, lanes)
+        pointer = builder.bitcast(item(context, builder, sig.args[1], args[1], args[2]), ir.PointerType(kind))
+        words = []
+        for v in range(vectors):
+            vector = builder.load(builder.gep(pointer, [ir.Constant(i64, v)]), align=16)
+            words += [builder.extract_element(vector, ir.Constant(i32, z)) for z in range(lanes)]
+        halves = size == 2
+        need = count // 2 + 1 if halves else count
+        shift = lanes // 2
+        while shift:
+            bit = ir.Constant(i32, shift * (1 + halves))
+            moved = builder.icmp_signed("!=", builder.and_(args[3], bit), ir.Constant(i32, 0))
+            left = min(need + shift - 1, len(words))
+            words = [
+                builder.select(moved, words[z + shift], words[z]) if z + shift < len(words) else words[z]
+                for z in range(left)
+            ]
+            shift //= 2
+        if halves:
+            bits = builder.shl(builder.and_(args[3], ir.Constant(i32, 1)), ir.Constant(i32, 4))
+            pairs = [
+                pure(builder, i32, [words[z], words[min(z + 1, need - 1)], bits], SHIFT, "=r,r,r,r")
+                for z in range(-(-count // 2))
+            ]
+            values = [widened(builder, element.name, pairs[z // 2], z % 2) for z in range(count)]
+        else:
+            values = [builder.bitcast(word, context.get_value_type(element.storage)) for word in words[:count]]
+        local = local_of(context, builder, sig, args, 0)
+        for z, value in enumerate(values):
+            put(builder, local, z, value)
 
     return load_run_of
 
@@ -107,27 +100,23 @@ def load_guarded(element, count):
         f"mov.b{8 * size} $0, 0; @inside ld.global.b{8 * size} $0, [$3];}}"
     )
 
-    @instruction(lambda window, *arguments: guarded_run(element, count, window, *arguments))
-    def load_guarded_of(typingctx, window, source, at, stride, begin, length):
-        def codegen(context, builder, sig, args):
-            local = local_of(context, builder, sig, args, 0)
-            kind = context.get_value_type(sig.args[0].dtype)
-            # One moving address saves registers.
-            index = builder.add(args[2], builder.mul(builder.sext(args[4], i64), args[3]))
-            address = builder.ptrtoint(item(context, builder, sig.args[1], args[1], index), i64)
-            hop = builder.mul(args[3], ir.Constant(i64, size))
-            for z in range(count):
-                position = builder.add(args[4], ir.Constant(i32, z))
-                value = asm(builder, words, [position, args[5], address], text, f"={letter},r,r,l,~{{memory}}")
-                address = builder.add(address, hop)
-                if element.name == "bfloat16":
-                    value = builder.shl(builder.zext(value, i32), ir.Constant(i32, 16))
-                elif element.name == "float16":
-                    value = pure(builder, kind, [value], "cvt.f32.f16 $0, $1;", "=f,h")
-                put(builder, local, z, value if value.type == kind else builder.bitcast(value, kind))
-            return context.get_dummy_value()
-
-        return types.void(window, source, *[types.int64] * 2, *[types.int32] * 2), codegen
+    @instruction(partial(guarded_run, element, count), ANY, ANY, *[types.int64] * 2, *[types.int32] * 2)
+    def load_guarded_of(context, builder, sig, args):
+        local = local_of(context, builder, sig, args, 0)
+        kind = context.get_value_type(sig.args[0].dtype)
+        # One moving address saves registers.
+        index = builder.add(args[2], builder.mul(builder.sext(args[4], i64), args[3]))
+        address = builder.ptrtoint(item(context, builder, sig.args[1], args[1], index), i64)
+        hop = builder.mul(args[3], ir.Constant(i64, size))
+        for z in range(count):
+            position = builder.add(args[4], ir.Constant(i32, z))
+            value = asm(builder, words, [position, args[5], address], text, f"={letter},r,r,l,~{{memory}}")
+            address = builder.add(address, hop)
+            if element.name == "bfloat16":
+                value = builder.shl(builder.zext(value, i32), ir.Constant(i32, 16))
+            elif element.name == "float16":
+                value = pure(builder, kind, [value], "cvt.f32.f16 $0, $1;", "=f,h")
+            put(builder, local, z, value if value.type == kind else builder.bitcast(value, kind))
 
     return load_guarded_of
 
@@ -149,16 +138,11 @@ def store_run(element, count=None):
     vector = count or 128 // element.storage.bitwidth
     size = vector * element.storage.bitwidth // 8
 
-    @instruction(lambda target, index, values, at: stored_run(element, target, index, values, at, vector))
-    def store_run_of(typingctx, target, index, values, at):
-        def codegen(context, builder, sig, args):
-            local = builder.gep(local_of(context, builder, sig, args, 2), [args[3]])
-            numbers = [get(builder, local, z) for z in range(vector)]
-            value = pack_vector(builder, element, numbers)
-            place = item(context, builder, sig.args[0], args[0], args[1])
-            builder.store(value, builder.bitcast(place, ir.PointerType(value.type)), align=size)
-            return context.get_dummy_value()
-
-        return types.void(target, types.intp, values, types.intp), codegen
+    @instruction(lambda *told: stored_run(element, *told, vector), ANY, types.intp, ANY, types.intp)
+    def store_run_of(context, builder, sig, args):
+        local = builder.gep(local_of(context, builder, sig, args, 2), [args[3]])
+        numbers = [get(builder, local, z) for z in range(vector)]
+        value = pack_vector(builder, element, numbers)
+        store_as(builder, value, item(context, builder, sig.args[0], args[0], args[1]), size)
 
     return store_run_of

@@ -3,7 +3,9 @@
 from llvmlite import ir
 from numba import types
 
-from numba_tconv.ptx.core import SHARED, i16, i32, i64, instruction, item
+from numba_tconv.ptx.core import ANY, SHARED, get, i16, i32, i64, instruction, item, local_of, put, shared_item
+
+from .runs import load_as, store_as
 
 
 def _load_vector(local, at, shared, index):
@@ -11,59 +13,42 @@ def _load_vector(local, at, shared, index):
     local[at : at + n] = shared[index : index + n]
 
 
-@instruction(_load_vector)
-def load_vector(typingctx, local, at, shared, index):
+@instruction(_load_vector, ANY, types.intp, ANY, types.intp)
+def load_vector(context, builder, sig, args):
     """``local[at:at+n] = shared[index:index+n]``; ``index`` is a multiple of n."""
-    element = shared.dtype
-
-    def codegen(context, builder, sig, args):
-        value_type = context.get_value_type(element)
-        n = 16 * 8 // element.bitwidth
-        source = item(context, builder, sig.args[2], args[2], args[3])
-        vector = _words(value_type, element)
-        value = builder.load(builder.bitcast(source, ir.PointerType(vector)), align=16)
-        target = item(context, builder, sig.args[0], args[0], args[1])
-        for z in range(n):
-            slot = builder.gep(target, [ir.Constant(i64, z)])
-            each = builder.extract_element(value, ir.Constant(i32, z * vector.count // n))
-            if vector.count < n:
-                each = builder.trunc(builder.lshr(each, ir.Constant(i32, 16)) if z % 2 else each, i16)
-                each = each if value_type == i16 else builder.bitcast(each, value_type)
-            builder.store(each, slot)
-        return context.get_dummy_value()
-
-    return types.void(local, types.intp, shared, types.intp), codegen
+    element = sig.args[2].dtype
+    value_type, n = context.get_value_type(element), 16 * 8 // element.bitwidth
+    vector = _words(value_type, element)
+    value = load_as(builder, item(context, builder, sig.args[2], args[2], args[3]), vector)
+    target = item(context, builder, sig.args[0], args[0], args[1])
+    for z in range(n):
+        each = builder.extract_element(value, ir.Constant(i32, z * vector.count // n))
+        if vector.count < n:
+            each = builder.trunc(builder.lshr(each, ir.Constant(i32, 16)) if z % 2 else each, i16)
+            each = each if value_type == i16 else builder.bitcast(each, value_type)
+        put(builder, target, z, each)
 
 
 # In a loop ptxas recomputes an array's address, but keeps this one in a register.
-@instruction(lambda shared: 0)
-def shared_base(typingctx, shared):
+@instruction(lambda shared: 0, ANY, result=types.int32)
+def shared_base(context, builder, sig, args):
     """The shared address of ``shared[0]``; 0 in the simulator."""
-
-    def codegen(context, builder, sig, args):
-        window = ir.PointerType(context.get_value_type(shared.dtype), SHARED)
-        first = item(context, builder, sig.args[0], args[0], ir.Constant(i64, 0))
-        return builder.ptrtoint(builder.addrspacecast(first, window), i32)
-
-    return types.int32(shared), codegen
+    return shared_item(context, builder, sig.args[0], args[0], ir.Constant(i64, 0))
 
 
-@instruction(lambda local, at, shared, address: _load_vector(local, at, shared, address // shared.itemsize))
-def load_vector_at(typingctx, local, at, shared, address):
+def _load_vector_at(local, at, shared, address):
+    _load_vector(local, at, shared, address // shared.itemsize)
+
+
+@instruction(_load_vector_at, ANY, types.intp, ANY, types.int32)
+def load_vector_at(context, builder, sig, args):
     """``load_vector`` from an int32 address."""
-    element = shared.dtype
-
-    def codegen(context, builder, sig, args):
-        n = 16 * 8 // element.bitwidth
-        vector = ir.VectorType(context.get_value_type(element), n)
-        value = builder.load(builder.inttoptr(args[3], ir.PointerType(vector, SHARED)), align=16)
-        target = item(context, builder, sig.args[0], args[0], args[1])
-        for z in range(n):
-            slot = builder.gep(target, [ir.Constant(i64, z)])
-            builder.store(builder.extract_element(value, ir.Constant(i32, z)), slot)
-        return context.get_dummy_value()
-
-    return types.void(local, types.intp, shared, types.int32), codegen
+    element = sig.args[2].dtype
+    vector = ir.VectorType(context.get_value_type(element), 16 * 8 // element.bitwidth)
+    value = builder.load(builder.inttoptr(args[3], ir.PointerType(vector, SHARED)), align=16)
+    target = item(context, builder, sig.args[0], args[0], args[1])
+    for z in range(vector.count):
+        put(builder, target, z, builder.extract_element(value, ir.Constant(i32, z)))
 
 
 def _words(value_type, element):
@@ -71,33 +56,24 @@ def _words(value_type, element):
     return ir.VectorType(i32, 4) if element.bitwidth == 16 else ir.VectorType(value_type, 128 // element.bitwidth)
 
 
-def _store_vector(context, builder, array_type, array, index, slot):
+def _store(context, builder, array_type, array, index, slot):
     n = 16 * 8 // array_type.dtype.bitwidth
     vector = _words(context.get_value_type(array_type.dtype), array_type.dtype)
-    value = ir.Constant(vector, ir.Undefined)
-    elements = [builder.load(builder.gep(slot, [ir.Constant(i64, z)])) for z in range(n)]
+    value, elements = ir.Constant(vector, ir.Undefined), [get(builder, slot, z) for z in range(n)]
     if vector.count < n:
         halves = [builder.zext(e if e.type == i16 else builder.bitcast(e, i16), i32) for e in elements]
-        elements = [
-            builder.or_(low, builder.shl(high, ir.Constant(i32, 16)))
-            for low, high in zip(halves[::2], halves[1::2], strict=True)
-        ]
+        pairs = zip(halves[::2], halves[1::2], strict=True)
+        elements = [builder.or_(low, builder.shl(high, ir.Constant(i32, 16))) for low, high in pairs]
     for z, element in enumerate(elements):
         value = builder.insert_element(value, element, ir.Constant(i32, z))
-    target = item(context, builder, array_type, array, index)
-    builder.store(value, builder.bitcast(target, ir.PointerType(vector)), align=16)
+    store_as(builder, value, item(context, builder, array_type, array, index))
 
 
-@instruction(lambda shared, index, local, at: _load_vector(shared, index, local, at))
-def store_vector(typingctx, shared, index, local, at):
+@instruction(_load_vector, ANY, types.intp, ANY, types.intp)
+def store_vector(context, builder, sig, args):
     """``shared[index:index+n] = local[at:at+n]``; ``index`` is a multiple of n."""
-
-    def codegen(context, builder, sig, args):
-        slot = item(context, builder, sig.args[2], args[2], args[3])
-        _store_vector(context, builder, sig.args[0], args[0], args[1], slot)
-        return context.get_dummy_value()
-
-    return types.void(shared, types.intp, local, types.intp), codegen
+    slot = item(context, builder, sig.args[2], args[2], args[3])
+    _store(context, builder, sig.args[0], args[0], args[1], slot)
 
 
 def _add_vectors(local, count, stride, shared, index):
@@ -109,17 +85,18 @@ def _add_vectors(local, count, stride, shared, index):
 def add_vectors(count, stride):
     """(local, shared, index): ``local[q*n:q*n+n] += shared[index+q*stride:][:n]`` for q below ``count``."""
 
-    @instruction(lambda local, shared, index: _add_vectors(local, count, stride, shared, index))
-    def add_vectors_of(typingctx, local, shared, index):
-        def codegen(context, builder, sig, args):
-            for slot, value in _vectors(context, builder, sig, args, count, stride):
-                for z in range(value.type.count):
-                    element = builder.extract_element(value, ir.Constant(i32, z))
-                    register = builder.gep(slot, [ir.Constant(i64, z)])
-                    builder.store(builder.fadd(builder.load(register), element), register)
-            return context.get_dummy_value()
-
-        return types.void(local, shared, types.intp), codegen
+    @instruction(lambda local, shared, index: _add_vectors(local, count, stride, shared, index), ANY, ANY, types.intp)
+    def add_vectors_of(context, builder, sig, args):
+        element = sig.args[1].dtype
+        vector = ir.VectorType(context.get_value_type(element), 16 * 8 // element.bitwidth)
+        local = local_of(context, builder, sig, args, 0)
+        for q in range(count):
+            index = builder.add(args[2], ir.Constant(i64, q * stride))
+            value = load_as(builder, item(context, builder, sig.args[1], args[1], index), vector)
+            slot = builder.gep(local, [ir.Constant(i64, q * vector.count)])
+            for z in range(vector.count):
+                added = builder.extract_element(value, ir.Constant(i32, z))
+                put(builder, slot, z, builder.fadd(get(builder, slot, z), added))
 
     return add_vectors_of
 
@@ -132,29 +109,11 @@ def store_vectors(count, stride):
         for q in range(count):
             shared[index + q * stride : index + q * stride + n] = local[q * n : q * n + n]
 
-    @instruction(meaning)
-    def store_vectors_of(typingctx, shared, index, local):
-        def codegen(context, builder, sig, args):
-            local_array = context.make_array(sig.args[2])(context, builder, args[2]).data
-            n = 16 * 8 // shared.dtype.bitwidth
-            for q in range(count):
-                index = builder.add(args[1], ir.Constant(i64, q * stride))
-                slot = builder.gep(local_array, [ir.Constant(i64, q * n)])
-                _store_vector(context, builder, sig.args[0], args[0], index, slot)
-            return context.get_dummy_value()
-
-        return types.void(shared, types.intp, local), codegen
+    @instruction(meaning, ANY, types.intp, ANY)
+    def store_vectors_of(context, builder, sig, args):
+        local, n = local_of(context, builder, sig, args, 2), 16 * 8 // sig.args[0].dtype.bitwidth
+        for q in range(count):
+            index = builder.add(args[1], ir.Constant(i64, q * stride))
+            _store(context, builder, sig.args[0], args[0], index, builder.gep(local, [ir.Constant(i64, q * n)]))
 
     return store_vectors_of
-
-
-def _vectors(context, builder, sig, args, count, stride):
-    element = sig.args[1].dtype
-    n = 16 * 8 // element.bitwidth
-    vector = ir.VectorType(context.get_value_type(element), n)
-    local = context.make_array(sig.args[0])(context, builder, args[0]).data
-    for q in range(count):
-        index = builder.add(args[2], ir.Constant(i64, q * stride))
-        source = item(context, builder, sig.args[1], args[1], index)
-        value = builder.load(builder.bitcast(source, ir.PointerType(vector)), align=16)
-        yield builder.gep(local, [ir.Constant(i64, q * n)]), value

@@ -2,13 +2,15 @@
 
 Threads of a warp load the same weights, which is one broadcast. Granules without a product are not loaded."""
 
+from functools import partial
+
 from llvmlite import ir
 from numba import types
 
-from numba_tconv.ptx.core import SHARED, asm, i32, i64, instruction, item
+from numba_tconv.ptx.core import ANY, asm, get, i32, i64, instruction, item, local_of, put, shared_item
 from numba_tconv.ptx.simulator.meanings import copied_vectors, gathered, multiplied_window
 
-from .runs import get, local_of, pack_vector, put, widened
+from .runs import load_as, pack_vector, store_as, widened
 
 GRANULE = 4  # elements of a load
 
@@ -22,50 +24,46 @@ def multiply_window(element, products, apart):
     size = element.storage.bitwidth // 8
     each = 128 // element.accumulator.bitwidth
 
-    @instruction(lambda *arguments: multiplied_window(element, products, apart, *arguments))
-    def multiply_window_of(typingctx, sums, inputs, at, weights, first):
-        def codegen(context, builder, sig, args):
-            local = local_of(context, builder, sig, args, 0)
-            kind = context.get_value_type(element.accumulator)
-            factors, window, totals = {}, {}, {}
+    @instruction(partial(multiplied_window, element, products, apart), ANY, ANY, types.intp, ANY, types.intp)
+    def multiply_window_of(context, builder, sig, args):
+        local = local_of(context, builder, sig, args, 0)
+        kind = context.get_value_type(element.accumulator)
+        factors, window, totals = {}, {}, {}
 
-            def load_weights(i):
-                pointer = item(context, builder, sig.args[3], args[3], builder.add(args[4], ir.Constant(i64, i)))
-                vector = _load(builder, pointer, ir.VectorType(kind, each), 16)
-                for z in range(each):
-                    factors[i + z] = builder.extract_element(vector, ir.Constant(i32, z))
+        def load_weights(i):
+            pointer = item(context, builder, sig.args[3], args[3], builder.add(args[4], ir.Constant(i64, i)))
+            vector = load_as(builder, pointer, ir.VectorType(kind, each))
+            for z in range(each):
+                factors[i + z] = builder.extract_element(vector, ir.Constant(i32, z))
 
-            def load_window(j):
-                pointer = item(context, builder, sig.args[1], args[1], builder.add(args[2], ir.Constant(i64, j)))
-                if size == 2:
-                    words = _load(builder, pointer, ir.VectorType(i32, GRANULE // 2), 8)
-                    for z in range(GRANULE):
-                        word = builder.extract_element(words, ir.Constant(i32, z // 2))
-                        window[j + z] = widened(builder, element.name, word, z % 2)
-                    return
-                lanes = 16 // size
-                for v in range(0, GRANULE, lanes):
-                    place = builder.gep(pointer, [ir.Constant(i64, v)])
-                    vector = _load(builder, place, ir.VectorType(kind, lanes), 16)
-                    for z in range(lanes):
-                        window[j + v + z] = builder.extract_element(vector, ir.Constant(i32, z))
+        def load_window(j):
+            pointer = item(context, builder, sig.args[1], args[1], builder.add(args[2], ir.Constant(i64, j)))
+            if size == 2:
+                words = load_as(builder, pointer, ir.VectorType(i32, GRANULE // 2), 8)
+                for z in range(GRANULE):
+                    word = builder.extract_element(words, ir.Constant(i32, z // 2))
+                    window[j + z] = widened(builder, element.name, word, z % 2)
+                return
+            lanes = 16 // size
+            for v in range(0, GRANULE, lanes):
+                place = builder.gep(pointer, [ir.Constant(i64, v)])
+                vector = load_as(builder, place, ir.VectorType(kind, lanes))
+                for z in range(lanes):
+                    window[j + v + z] = builder.extract_element(vector, ir.Constant(i32, z))
 
-            for s, i, j in products:
-                if i not in factors:
-                    load_weights(i // each * each)
-                if j not in window:
-                    load_window(j // GRANULE * GRANULE)
-                if s not in totals and not apart:
-                    totals[s] = get(builder, local, s)
-                if s in totals:
-                    totals[s] = builder.fma(factors[i], window[j], totals[s])
-                else:
-                    totals[s] = builder.fmul(factors[i], window[j])
-            for s, total in totals.items():
-                put(builder, local, s, builder.fadd(get(builder, local, s), total) if apart else total)
-            return context.get_dummy_value()
-
-        return types.void(sums, inputs, types.intp, weights, types.intp), codegen
+        for s, i, j in products:
+            if i not in factors:
+                load_weights(i // each * each)
+            if j not in window:
+                load_window(j // GRANULE * GRANULE)
+            if s not in totals and not apart:
+                totals[s] = get(builder, local, s)
+            if s in totals:
+                totals[s] = builder.fma(factors[i], window[j], totals[s])
+            else:
+                totals[s] = builder.fmul(factors[i], window[j])
+        for s, total in totals.items():
+            put(builder, local, s, builder.fadd(get(builder, local, s), total) if apart else total)
 
     return multiply_window_of
 
@@ -77,17 +75,13 @@ def spread(runs, length):
         for r in range(runs):
             sums[r * length : (r + 1) * length] = values[r]
 
-    @instruction(meaning)
-    def spread_of(typingctx, sums, values):
-        def codegen(context, builder, sig, args):
-            target, source = (local_of(context, builder, sig, args, k) for k in range(2))
-            for r in range(runs):
-                value = get(builder, source, r)
-                for z in range(length):
-                    put(builder, target, r * length + z, value)
-            return context.get_dummy_value()
-
-        return types.void(sums, values), codegen
+    @instruction(meaning, ANY, ANY)
+    def spread_of(context, builder, sig, args):
+        target, source = (local_of(context, builder, sig, args, k) for k in range(2))
+        for r in range(runs):
+            value = get(builder, source, r)
+            for z in range(length):
+                put(builder, target, r * length + z, value)
 
     return spread_of
 
@@ -99,18 +93,13 @@ def store_runs(runs, length, stride):
         for r in range(runs):
             shared[index + r * stride :][:length] = sums[r * length : (r + 1) * length]
 
-    @instruction(meaning)
-    def store_runs_of(typingctx, shared, index, sums):
-        def codegen(context, builder, sig, args):
-            source = local_of(context, builder, sig, args, 2)
-            target = item(context, builder, sig.args[0], args[0], args[1])
-            for r in range(runs):
-                for z in range(length):
-                    place = builder.gep(target, [ir.Constant(i64, r * stride + z)])
-                    builder.store(get(builder, source, r * length + z), place)
-            return context.get_dummy_value()
-
-        return types.void(shared, types.intp, sums), codegen
+    @instruction(meaning, ANY, types.intp, ANY)
+    def store_runs_of(context, builder, sig, args):
+        source = local_of(context, builder, sig, args, 2)
+        target = item(context, builder, sig.args[0], args[0], args[1])
+        for r in range(runs):
+            for z in range(length):
+                put(builder, target, r * stride + z, get(builder, source, r * length + z))
 
     return store_runs_of
 
@@ -120,20 +109,14 @@ def copy_vectors(count, hop):
 
     For v below ``count``; all are 16-byte aligned."""
 
-    @instruction(lambda shared, s, source, g: copied_vectors(count, hop, shared, s, source, g))
-    def copy_vectors_of(typingctx, shared, s, source, g):
-        def codegen(context, builder, sig, args):
-            target = item(context, builder, sig.args[0], args[0], args[1])
-            window = ir.PointerType(context.get_value_type(shared.dtype), SHARED)
-            target = builder.ptrtoint(builder.addrspacecast(target, window), i32)
-            origin = builder.ptrtoint(item(context, builder, sig.args[2], args[2], args[3]), i64)
-            size = shared.dtype.bitwidth // 8
-            for v in range(count):
-                text = f"cp.async.cg.shared.global [$0+{v * hop * size}], [$1+{v * hop * size}], 16;"
-                asm(builder, ir.VoidType(), [target, origin], text, "r,l,~{memory}")
-            return context.get_dummy_value()
-
-        return types.void(shared, types.intp, source, types.intp), codegen
+    @instruction(partial(copied_vectors, count, hop), ANY, types.intp, ANY, types.intp)
+    def copy_vectors_of(context, builder, sig, args):
+        target = shared_item(context, builder, sig.args[0], args[0], args[1])
+        origin = builder.ptrtoint(item(context, builder, sig.args[2], args[2], args[3]), i64)
+        size = sig.args[0].dtype.bitwidth // 8
+        for v in range(count):
+            text = f"cp.async.cg.shared.global [$0+{v * hop * size}], [$1+{v * hop * size}], 16;"
+            asm(builder, ir.VoidType(), [target, origin], text, "r,l,~{memory}")
 
     return copy_vectors_of
 
@@ -144,27 +127,16 @@ def store_gathered(element, count, shared_hop, hop):
     Element z is ``shared[places[z] + v*shared_hop]``, narrowed. Places in ``target`` are 16-byte aligned."""
     vector = 128 // element.storage.bitwidth
 
-    @instruction(lambda *arguments: gathered(element, count, shared_hop, hop, *arguments))
-    def store_gathered_of(typingctx, target, index, shared, places):
-        def codegen(context, builder, sig, args):
-            local = local_of(context, builder, sig, args, 3)
-            sources = [
-                item(context, builder, sig.args[2], args[2], builder.sext(get(builder, local, z), i64))
-                for z in range(vector)
-            ]
-            goes_to = item(context, builder, sig.args[0], args[0], args[1])
-            for v in range(count):
-                hop_of = ir.Constant(i64, v * shared_hop)
-                values = [builder.load(builder.gep(source, [hop_of])) for source in sources]
-                value = pack_vector(builder, element, values)
-                place = builder.gep(goes_to, [ir.Constant(i64, v * hop)])
-                builder.store(value, builder.bitcast(place, ir.PointerType(value.type)), align=16)
-            return context.get_dummy_value()
-
-        return types.void(target, types.intp, shared, places), codegen
+    @instruction(partial(gathered, element, count, shared_hop, hop), ANY, types.intp, ANY, ANY)
+    def store_gathered_of(context, builder, sig, args):
+        local = local_of(context, builder, sig, args, 3)
+        sources = [
+            item(context, builder, sig.args[2], args[2], builder.sext(get(builder, local, z), i64))
+            for z in range(vector)
+        ]
+        goes_to = item(context, builder, sig.args[0], args[0], args[1])
+        for v in range(count):
+            value = pack_vector(builder, element, [get(builder, source, v * shared_hop) for source in sources])
+            store_as(builder, value, builder.gep(goes_to, [ir.Constant(i64, v * hop)]))
 
     return store_gathered_of
-
-
-def _load(builder, pointer, vector, align):
-    return builder.load(builder.bitcast(pointer, ir.PointerType(vector)), align=align)

@@ -14,20 +14,11 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.input.parts import second_stage, split
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.common import split_sums
-from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
+from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, over_planes, signal_like
+from numba_tconv.kernels.common.register_tile import make_put_aside
 from numba_tconv.kernels.rung import Step
-from numba_tconv.ptx import (
-    add_vectors,
-    cp_async,
-    cp_async_commit,
-    cp_async_wait,
-    device_function,
-    griddepcontrol_wait,
-    shared_base,
-    store_vectors,
-)
+from numba_tconv.ptx import cp_async, cp_async_commit, cp_async_wait, device_function, griddepcontrol_wait, shared_base
 from numba_tconv.runtime import device as gpu
-from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import Layout, room
@@ -39,8 +30,6 @@ from .pack import make_kernel as make_pack
 from .pack import prepare_pack
 from .producer import make_load
 from .tile import Config, tiny
-
-GRID_AXIS = 65_535
 
 
 class Sizes(NamedTuple):
@@ -111,23 +100,6 @@ def _make_multiply_next(config: Config, multiply: Multiply):
     return multiply_channel, multiply_pairs
 
 
-def _make_put_aside(config: Config):
-    """Build ``put_aside``: adds the partial sums at ``e`` if ``adds``, stores the sums there, and zeroes them."""
-    all_sums, vector, accumulator = config.thread_m * config.thread_n, config.vector, ELEMENTS[config.dtype].accumulator
-    add = add_vectors(all_sums // vector, config.threads * vector)
-    store = store_vectors(all_sums // vector, config.threads * vector)
-
-    @device_function
-    def put_aside(sums, shared, e, adds):
-        if adds:
-            add(sums, shared, e)
-        store(shared, e, sums)
-        for z in range(all_sums):
-            sums[z] = accumulator(0)
-
-    return put_aside
-
-
 def _make_copy_weights(config: Config):
     """Build ``copy_weights``: a block copies a stage's weights from ``first`` to element ``to`` of shared memory."""
     threads, vector, w_stage = config.threads, config.vector, config.w_stage
@@ -159,8 +131,7 @@ def make_kernel(config: Config) -> Kernel:
     fill_table, fetch = make_load(config)
     multiply = make_multiply(config)
     taps_of_stage, (multiply_channel, multiply_pairs) = multiply.taps_of_stage, _make_multiply_next(config, multiply)
-    add_partial_sums = add_vectors(all_sums // vector, threads * vector)
-    put_aside = _make_put_aside(config)
+    put_aside, add_partial_sums = make_put_aside(config, all_sums)
     store = make_store(config)
 
     def grad_input_tile(grad_output, weights, grad_input, sizes, grid):
@@ -254,7 +225,7 @@ class InputTile(GradientRung):
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, dtype, device or gpu.H200)
 
-    def steps(self, config, problem, device=H200):
+    def steps(self, config, problem, device=gpu.H200):
         pack = Step("pack", make_pack(config.alone, config.overlaps_packing))
         main = Step("main", make_kernel(config.alone), config.shared_bytes)
         return [pack, main, *split_sums.steps(config.splits, config.dtype, config.early_launch)]
@@ -290,9 +261,7 @@ def _prepared(problem: Problem, config: Config | None, g: Layout, w: Layout, dev
     config = config or choose(problem, g.dtype, device)
     packed, pack = prepare_pack(problem, config, w)
     p, t = split(problem, config.splits), problem.taps
-    row_tiles, column_tiles = config.row_tiles(p), config.column_tiles(p)
-    planes = -(-column_tiles // GRID_AXIS)
-    phases = min(t.rows, p.kernel_size)
+    row_tiles, phases = config.row_tiles(p), min(t.rows, p.kernel_size)
     (columns, window_columns), depth = config.columns(p), config.depth(p)
     grid = Grid(
         columns=columns,
@@ -304,7 +273,7 @@ def _prepared(problem: Problem, config: Config | None, g: Layout, w: Layout, dev
         full_phases=p.kernel_size - (t.taps_per_row - 1) * phases,
     )
     main = make_kernel(config.alone).prepare(
-        (row_tiles * p.groups, -(-column_tiles // planes), planes),
+        over_planes(row_tiles * p.groups, config.column_tiles(p)),
         *(signal_like(g), packed, alike(p.in_shape, g.dtype), of_problem(Sizes, p), grid),
         early=config.early_launch,
     )

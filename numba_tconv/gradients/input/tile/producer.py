@@ -1,8 +1,5 @@
 """Loads, by cp.async."""
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from numba import cuda, int32, int64, uint32, uint64
 
 from numba_tconv.gradients.window import Columns, make_fetch, make_locate
@@ -11,14 +8,10 @@ from numba_tconv.ptx import device_function, recomputed
 from .tile import Config
 
 
-class Load(NamedTuple):
-    fill_table: Callable  # (table, tap_chunk, phase, block, grad_output, sizes, grid)
-    fetch: Callable  # window.make_fetch's; the table is its columns
+def make_load(config: Config):
+    """Build ``fill_table``, and window.make_fetch's ``fetch``, whose columns are the table.
 
-
-def make_load(config: Config) -> Load:
-    """For each chunk of taps and phases, a shared table holds elements of grad_output at channel 0, by column and
-    phase."""
+    For each chunk of taps and phases it holds elements of grad_output at channel 0, by column and phase."""
     threads, phases, table_entries = config.threads, config.phases, config.table
     chunk_taps, locate_element = config.tap_chunk * config.taps.rows, make_locate(config.stride, config.dilation)
 
@@ -40,4 +33,4 @@ def make_load(config: Config) -> Load:
     def looked_up(table, column, a):
         return table[uint64(column * phases + a)]
 
-    return Load(fill_table, make_fetch(config.window, looked_up))
+    return fill_table, make_fetch(config.window, looked_up)

@@ -11,7 +11,7 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.input.parts import split
-from numba_tconv.gradients.window import Window, columns, split_phases, split_taps
+from numba_tconv.gradients.window import Window, columns, evenly
 from numba_tconv.kernels.common.register_tile import WarpTile
 from numba_tconv.kernels.common.sectors import entries_before
 from numba_tconv.runtime.elements import ELEMENTS
@@ -91,16 +91,9 @@ class Config(WarpTile):
 
     @property
     def window(self) -> Window:
-        return Window(
-            self.dtype,
-            self.phases,
-            self.channels,
-            self.block_n + (self.tap_chunk - 1) * self.taps.step,
-            self.pitch,
-            self.threads,
-            LOCATING,
-            whole=self.whole_channels,
-        )
+        width = self.block_n + (self.tap_chunk - 1) * self.taps.step
+        sizes = self.phases, self.channels, width, self.pitch, self.threads
+        return Window(self.dtype, *sizes, LOCATING, whole=self.whole_channels)
 
     @property
     def table(self) -> int:
@@ -154,8 +147,9 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
     t = problem.taps
     sums = tile["thread_m"] * tile["thread_n"]
     by_window = 1 + max(0, WINDOW_LIMIT - tile["thread_n"]) // t.step
-    tap_chunk, tap_chunks = split_taps(problem, max(1, min(most_taps, by_window, UNROLL_LIMIT // sums)))
-    total, phases, parts = split_phases(problem, most_pairs)
+    tap_chunk, tap_chunks = evenly(t.taps_per_row, max(1, min(most_taps, by_window, UNROLL_LIMIT // sums)))
+    total = min(t.rows, problem.kernel_size)
+    phases, parts = evenly(total, most_pairs)
     channels = min(max(1, most_pairs // phases), problem.out_channels_per_group)
     whole = tap_chunk * tap_chunks == t.taps_per_row and problem.kernel_size % total == 0
     config = Config(

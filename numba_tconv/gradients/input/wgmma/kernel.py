@@ -34,11 +34,11 @@ from numba_tconv.gradients.wgmma_ring import (
     template_of_rows,
     workspace,
 )
-from numba_tconv.kernels.common import rows as row_copy
 from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.pipeline import BARRIER, FULL, Pipe, release
 from numba_tconv.kernels.common.rows import in_rows
+from numba_tconv.kernels.common.rows import make_kernel as row_copy
 from numba_tconv.kernels.common.tensor_core.rung import default_precision
 from numba_tconv.kernels.common.tensor_map import LARGEST_SIZE, lies_in_rows
 from numba_tconv.kernels.rung import Step
@@ -55,7 +55,6 @@ from numba_tconv.ptx import (
     wgmma_wait,
 )
 from numba_tconv.runtime import device as gpu
-from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import NO_GPU, Layout, room
@@ -197,11 +196,10 @@ class InputWarpgroup(WgmmaGradient):
         sheared = sheared_of(Layout.contiguous(problem.out_shape, dtype, NO_GPU))
         return choose_for(problem, precision or default_precision(dtype), sheared, device or gpu.H200)
 
-    def steps(self, config, problem, device=H200):
-        copies = [Step("copy", kernel) for kernel in row_copy.kernels_of(config.dtype)]
-        main = Step("main", make_kernel(config), config.shared_bytes)
+    def steps(self, config, problem, device=gpu.H200):
+        copy, main = Step("copy", row_copy(config.dtype)), Step("main", make_kernel(config), config.shared_bytes)
         sums = [Step("add up", split_sums.make_kernel(config.dtype, True))] if config.partial else []
-        return [*copies, main, *sums]
+        return [copy, main, *sums]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         p, precision, device = problem, precision or default_precision(result.dtype), gpu.of(result.index)

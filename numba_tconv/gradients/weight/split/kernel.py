@@ -12,15 +12,12 @@ from typing import NamedTuple
 from numba import cuda, int32, int64, types
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.rung import GradientRung
-from numba_tconv.gradients.sum import accumulator_of, added_up
-from numba_tconv.gradients.sum import make_kernel as make_sum
+from numba_tconv.gradients.sum import SummedRung, accumulator_of, added_up
 from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
+from numba_tconv.kernels.common.register_tile import make_put_aside
 from numba_tconv.kernels.k4_register_tile.plan import vectors_align
-from numba_tconv.kernels.rung import Step
-from numba_tconv.ptx import add_vectors, cp_async_commit, cp_async_wait, device_function, store_vectors
+from numba_tconv.ptx import cp_async_commit, cp_async_wait, device_function
 from numba_tconv.runtime import device as gpu
-from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import NO_GPU, Layout
@@ -72,7 +69,7 @@ class Tile(NamedTuple):
 
 
 def make_blocks(config: Config) -> Callable:
-    threads, vector, slice_threads = config.threads, config.vector, config.slice_threads
+    vector, slice_threads = config.vector, config.slice_threads
     block_m, block_l, tap_chunk = config.block_m, config.block_l, config.tap_chunk
     phases, channels, rows = config.phases, config.channels, config.taps.rows
     x_pitch, g_pitch = config.pitch(config.block_l), config.pitch(config.width)
@@ -85,8 +82,7 @@ def make_blocks(config: Config) -> Callable:
     accumulator = ELEMENTS[config.dtype].accumulator
     wait_for_stage = cp_async_wait(0)
     load, multiply, store = make_load(config), make_multiply(config), make_store(config)
-    add_partial_sums = add_vectors(all_sums // vector, threads * vector)
-    store_partial_sums = store_vectors(all_sums // vector, threads * vector)
+    put_aside, add_partial_sums = make_put_aside(config, all_sums)
 
     @device_function
     def lanes_of(e):
@@ -155,11 +151,7 @@ def make_blocks(config: Config) -> Callable:
                 until_aside = int32(until_aside - 1)
                 if partial and until_aside == 0:
                     until_aside = int32(partial)
-                    if s >= partial:
-                        add_partial_sums(sums, shared, partials + thread * vector)
-                    store_partial_sums(shared, partials + thread * vector, sums)
-                    for z in range(all_sums):
-                        sums[z] = accumulator(0)
+                    put_aside(sums, shared, partials + thread * vector, s >= partial)
             s = int32(s + 1)
         if partial and total >= partial:
             add_partial_sums(sums, shared, partials + thread * vector)
@@ -184,15 +176,8 @@ def make_kernel(config: Config) -> Kernel:
             else:
                 compute_rest(grad_output, x, result, sizes, grid_of_rest)
 
-    return Kernel(
-        "grad_weight_split",
-        function,
-        signature,
-        config.threads,
-        config.shared_bytes,
-        config.min_blocks,
-        key=repr(config),
-    )
+    sizes = config.threads, config.shared_bytes, config.min_blocks
+    return Kernel("grad_weight_split", function, signature, *sizes, key=repr(config))
 
 
 def _copying(config: Config, x: Layout) -> Config:
@@ -200,12 +185,12 @@ def _copying(config: Config, x: Layout) -> Config:
     return config.copying_vectors() if copies else config
 
 
-class WeightSplit(GradientRung):
+class WeightSplit(SummedRung):
     name = "grad_weight_split"
     of = "grad_weight"
     idea = "a matrix product from registers; the positions are split over blocks, and added up in a fixed order"
     minimum_cc = (8, 0)  # cp.async
-    tiny_configs = staticmethod(tiny)
+    make_kernel, tiny_configs = staticmethod(make_kernel), staticmethod(tiny)
 
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, dtype, device or gpu.H200)
@@ -213,9 +198,6 @@ class WeightSplit(GradientRung):
     def config_on(self, device, problem, dtype, precision):
         x = Layout.contiguous(problem.in_shape, dtype, NO_GPU)
         return _copying(super().config_on(device, problem, dtype, precision), x)
-
-    def steps(self, config, problem, device=H200):
-        return [Step("main", make_kernel(config), config.shared_bytes), Step("add up", make_sum(config.dtype))]
 
     def prepare(self, grad_output, x, result, problem, config=None, precision=None):
         splits, launch = _prepared(problem, config, grad_output, x, gpu.of(result.index))

@@ -105,24 +105,14 @@ class Config(ThreadTile):
 
     @property
     def window(self) -> Window:
-        columns = self.block_l + (self.tap_chunk - 1) * self.taps.step
-        return Window(
-            self.dtype,
-            self.phases,
-            self.channels,
-            columns,
-            self.pitch(self.width),
-            self.threads,
-            LOCATING,
-            whole=self.whole_channels,
-        )
+        columns, pitch = self.block_l + (self.tap_chunk - 1) * self.taps.step, self.pitch(self.width)
+        sizes = self.phases, self.channels, columns, pitch, self.threads
+        return Window(self.dtype, *sizes, LOCATING, whole=self.whole_channels)
 
     @property
     def x_window(self) -> Window:
-        pitch = self.pitch(self.block_l)
-        return Window(
-            self.dtype, 1, self.block_m, self.block_l, pitch, self.threads, LOCATING, self.x_vector, self.whole_rows
-        )
+        sizes = 1, self.block_m, self.block_l, self.pitch(self.block_l), self.threads
+        return Window(self.dtype, *sizes, LOCATING, self.x_vector, self.whole_rows)
 
     @property
     def x_stage(self) -> int:

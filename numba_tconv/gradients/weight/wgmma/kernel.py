@@ -34,10 +34,10 @@ from numba_tconv.gradients.wgmma_ring import (
     template_of_rows,
     workspace,
 )
-from numba_tconv.kernels.common import rows as row_copy
 from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.pipeline import BARRIER, EMPTY, FULL, Pipe
 from numba_tconv.kernels.common.rows import in_rows
+from numba_tconv.kernels.common.rows import make_kernel as row_copy
 from numba_tconv.kernels.common.tensor_core.rung import default_precision
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT, MAP_BYTES, lies_in_rows, rows_alike
 from numba_tconv.kernels.rung import Step
@@ -51,7 +51,6 @@ from numba_tconv.ptx import (
     wgmma_wait,
 )
 from numba_tconv.runtime import device as gpu
-from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, flat
 from numba_tconv.runtime.kernel import alike as tensor_alike
@@ -191,14 +190,13 @@ class WeightWarpgroup(WgmmaGradient):
         alike = rows_alike(g.shape, g.strides, dtype.itemsize)
         return choose_for(problem, precision or default_precision(dtype), alike, device or gpu.H200)
 
-    def steps(self, config, problem, device=H200):
+    def steps(self, config, problem, device=gpu.H200):
         separated, own = config
         dtype = DTYPES[own.precision]
         apart = [] if separated is None else [Step("planes", planes.make_kernel(separated))]
-        copies = [Step("copy", kernel) for kernel in row_copy.kernels_of(dtype)]
         sums = [] if own.direct else map(grad_weight_sum.make_kernel, grad_weight_sum.configs(dtype))
         main = Step("main", make_kernel(own), own.shared_bytes)
-        return [*apart, *copies, main, *(Step("add up", kernel) for kernel in sums)]
+        return [*apart, Step("copy", row_copy(dtype)), main, *(Step("add up", kernel) for kernel in sums)]
 
     def prepare(self, grad_output, x, result, problem, config=None, precision=None):
         p, device = problem, gpu.of(result.index)

@@ -33,11 +33,7 @@ def make_operands(config: Config) -> Operands:
     low_places, high_places = (tuple(places.index(entry[z]) for entry in entries) for z in range(2))
     entry_of = tuple(entries.index(entry) for entry in operand_places(config))
     halves = config.itemsize == 2 and stride > 1
-    load_word, multiply_all, sums_of_tap = (
-        ld_shared(1, int32),
-        wgmma(config.kind, config.channels),
-        config.channels // 2,
-    )
+    load_word, multiply_all = ld_shared(1, int32), wgmma(config.kind, config.channels)
     load_raw, joined = (ld_shared_u16, LOWER_HALVES) if halves else (load_word, UPPER_AND_LOWER)
     of_piece, sums_of_tap = PRODUCTS // config.pieces, config.channels // 2
     product_bytes, spacing = 32 * stride, config.spacing

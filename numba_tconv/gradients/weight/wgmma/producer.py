@@ -2,7 +2,6 @@
 
 Rows of grad_output that begin alike modulo 16 bytes share a map; boxes are 16-byte aligned."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from numba import int32, int64
@@ -39,19 +38,12 @@ class Source(NamedTuple):
     stride_c: int
 
 
-class Producer(NamedTuple):
-    """All lanes call ``publish_maps``, one calls ``copy``."""
-
-    publish_maps: Callable
-    copy: Callable
-
-
-def make_producer(config: Config) -> Producer:
+def make_producer(config: Config):
+    """Build ``publish_maps``, for all lanes, and ``copy``, for one."""
     slot_bytes, x_bytes, spacing, stage_bytes = config.slot, config.b_bytes, config.spacing, config.stage_bytes
     alike, pieces, piece_positions = config.alike, config.pieces, config.positions // config.pieces
-    stride, vector, clears, flags, map_room = (
-        *(config.window.stride, 16 // config.itemsize, config.clears > 0, config.words, config.map),
-    )
+    stride, vector, clears = config.window.stride, 16 // config.itemsize, config.clears > 0
+    flags, map_room = config.words, config.map
     publish_sets, acquire_sets = make_publish(config.itemsize)
 
     @device_function
@@ -76,4 +68,4 @@ def make_producer(config: Config) -> Producer:
             g_map = source.g_maps + box // pieces * MAP_BYTES
             cp_async_bulk_tensor(int32(target + x_bytes + box * spacing), g_map, column, source.g_row, sample, full)
 
-    return Producer(publish_maps, copy)
+    return publish_maps, copy

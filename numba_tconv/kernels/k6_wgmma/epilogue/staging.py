@@ -55,11 +55,6 @@ class Pieces(NamedTuple):
     four: Callable
 
 
-class Rows(NamedTuple):
-    load_extras: Callable
-    staged: Callable
-
-
 def rotation(lane, span):
     """The column that a lane writes first, against bank conflicts."""
     return 0 if span % 2 == 1 and span > 1 else lane & 3 if span <= 2 else lane >> 3 & 3
@@ -137,7 +132,7 @@ def _in_batches(piece, load_extras, matrices: int):
     return batches
 
 
-def _make_rows(config: Config) -> Rows:
+def _make_rows(config: Config):
     spread, phases, itemsize = config.tile.spread, config.tile.phases, config.tile.out_dtype.itemsize
     aligned_rows, load, same_channel = 8 % phases == 0 or phases % 8 == 0, ld_shared(1, float32), phases % 2 == 0
 
@@ -174,12 +169,12 @@ def _make_rows(config: Config) -> Rows:
         at, _ = row_of(k, int32(round.row + z), round)
         return at, round.extras[place_of(k, round) + (0 if same_channel else z)]
 
-    return Rows(load_extras, staged)
+    return load_extras, staged
 
 
 def make_pieces(config: Config) -> Pieces:
-    tile, rows = config.tile, _make_rows(config)
-    itemsize, sums, halves, staged = tile.out_dtype.itemsize, tile.rows // 2, tile.out_dtype.itemsize == 2, rows.staged
+    tile, (load_extras, staged) = config.tile, _make_rows(config)
+    itemsize, sums, halves = tile.out_dtype.itemsize, tile.rows // 2, tile.out_dtype.itemsize == 2
     span = tile.span if tile.empty_slots else 1  # gaps get the bias
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
 
@@ -252,4 +247,4 @@ def make_pieces(config: Config) -> Pieces:
             else:
                 st_shared(at, z0, z1, z2, z3)
 
-    return Pieces(rows.load_extras, one, pair_of_phases if pairs_phases(tile) else pair_of_columns, four)
+    return Pieces(load_extras, one, pair_of_phases if pairs_phases(tile) else pair_of_columns, four)
