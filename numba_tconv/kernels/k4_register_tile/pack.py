@@ -188,12 +188,20 @@ class TilePacking(Packing):
     @cached_property
     def launch(self) -> Prepared:
         w, order, box = self.weights, self.order, box_of(self.order)
-        whole, chunks = order.row_parts == 1 and self.tap_chunks == 1, (self.tap_chunks, self.channel_chunks)
+        whole = order.row_parts == 1 and self.tap_chunks == 1
         return make_kernel(order).prepare(
             self.blocks,
             weights_like(w),
             alike((self.size,), w.dtype),
-            PackGrid(self.row_tiles, *chunks, w.shape[0] // self.groups, *w.shape[1:], box.way(w, whole)),
+            PackGrid(
+                row_tiles=self.row_tiles,
+                tap_chunks=self.tap_chunks,
+                channel_chunks=self.channel_chunks,
+                in_per_group=w.shape[0] // self.groups,
+                out_channels=w.shape[1],
+                kernel_size=w.shape[2],
+                way=box.way(w, whole),
+            ),
         )
 
 
