@@ -12,9 +12,15 @@ import torch
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.cli import parser as cli
+from numba_tconv.lab.explain.explain import explain
+from numba_tconv.lab.explain.traffic import traffic
 from numba_tconv.lab.measure import accuracy, bench, fuzz, fuzz_activations, fuzz_steps, workloads
 from numba_tconv.lab.studies import training
+from numba_tconv.runtime.device import H200
 from numba_tconv.selection.directions import RESULTS
+from numba_tconv.selection.registry import RUNGS
+
+from . import drawn
 
 EXPLAINED = (
     "kb64 --cc 9.0 --precision tf32", "kb79 --cc 8.0 --dtype bfloat16", "istft --cc 9.0 --precision tf32x3",
@@ -22,7 +28,14 @@ EXPLAINED = (
     "xcodec_u1 --cc 9.0 --rung k4_register_tile --precision ieee", "waveglow --cc 9.0 --dtype float64",
     "--batch 2 --in-channels 6 --out-channels 4 --kernel-size 7 --length 50 --stride 3 --dilation 2 --cc 9.0",
 )  # fmt: skip
-CASES = 24  # of each kind
+SHOWN = {
+    "few taps": Problem(3, 4, 6, 3, 5, stride=1, dilation=2, padding=1),
+    "a phase without taps": Problem(1, 4, 6, 2, 5, stride=3, padding=2, bias=True),
+    "many phases": Problem(1, 4, 6, 40, 9, stride=11),
+    "many taps": Problem(1, 4, 6, 28, 9, stride=2, padding=3),
+}
+TRAFFIC = ("k1_gather", "k2_polyphase", "k3_shared_tile", "k4_register_tile")
+CASES = 60  # of each kind
 
 
 def options() -> dict[str, dict]:
@@ -97,9 +110,42 @@ def roundings() -> dict[str, str]:
     }
 
 
+def bounds() -> dict[str, dict[str, str]]:
+    """What random cases may be off by, and what k1 to k4 load."""
+    p, found = Problem(2, 6, 4, 5, 9, stride=2, padding=1, groups=2, bias=True), {}
+    for dtype, precisions in PRECISIONS.items():
+        made = bench.make_operands(workloads.Workload("", p, "", ""), dtype, "cpu", gradients=True)
+        found |= {
+            f"{of} {dtype} {precision}": f"{fuzz.bound(of, made.of(of), p, dtype, precision).sum():.4g}"
+            for of in RESULTS
+            for precision in precisions
+        }
+    with patch.object(fuzz_activations, "SIMULATOR", True):
+        for number in range(CASES):
+            case = fuzz_activations.draw(7, number)
+            tensors, dy = case.operands()
+            found[f"activation {number}"] = " ".join(f"{one:.4g}" for one in case.limits(tensors, dy))
+    loads = {
+        f"{name} {rung}": str(
+            traffic(rung, one.problem, RUNGS[rung].config_on(H200, one.problem, torch.float32, "ieee"))
+        )
+        for name, one in list(workloads.WORKLOADS.items())[::4]
+        for rung in TRAFFIC
+        if RUNGS[rung].refusal(one.problem, torch.float32, "ieee", H200) is None
+    }
+    return {"bounds": found, "loads": loads}
+
+
+def shown() -> dict[str, str]:
+    """What notebooks show of problems."""
+    return {name: explain(of, device=H200, data="none", precision="ieee")._repr_html_() for name, of in SHOWN.items()}
+
+
 def everything() -> dict[str, dict]:
     draws = {"a problem": fuzz.draw, "a stream": fuzz_steps.draw, "an activation": fuzz_activations.draw}
     with patch.object(torch.cuda, "is_available", lambda: False):  # sizes of cases depend on it
         cases = {name: {str(n): draw(7, n).line() for n in range(CASES)} for name, draw in draws.items()}
         found = {"options": options(), "explanations": explanations(), "cases": cases}
-    return found | {"workloads": sizes(), "waveforms": waveforms(), "roundings": roundings()}
+    found |= {"workloads": sizes(), "waveforms": waveforms(), "roundings": roundings()}
+    found |= bounds() | {"shown": shown()}
+    return found | {"pages": drawn.pages(), "figures": drawn.pictures()}
