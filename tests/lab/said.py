@@ -4,10 +4,11 @@ import argparse
 import contextlib
 import io
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from unittest.mock import patch
 
 import torch
+from torch.nn.utils.parametrizations import weight_norm
 
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
@@ -15,7 +16,7 @@ from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.explain.explain import explain
 from numba_tconv.lab.explain.traffic import traffic
 from numba_tconv.lab.measure import accuracy, bench, fuzz, fuzz_activations, fuzz_steps, workloads
-from numba_tconv.lab.studies import training
+from numba_tconv.lab.studies import activations, bigvgan, decoders, kernelbench, streaming, training
 from numba_tconv.runtime.device import H200
 from numba_tconv.selection.directions import RESULTS
 from numba_tconv.selection.registry import RUNGS
@@ -89,6 +90,32 @@ def _derived(p: Problem) -> dict[str, str]:
     return {name: str(value) for name, value in {**asdict(p), **numbers}.items()}
 
 
+def studies() -> dict[str, str | dict[str, str]]:
+    """What studies measure: sizes, calls, modules and their numbers, random inputs."""
+    found = {f"stream {name}": str(layer) for name, layer in streaming.LAYERS.items()}
+    found |= {name: str(sizes) for name, sizes in bigvgan.SIZES.items()}
+    found |= {name: str(replace(one, construct=None)) for name, one in decoders.DECODERS.items()}
+    found |= {f"entry {number}": str(kernelbench.torch_model(number)) for number in kernelbench.ENTRIES}
+    for at, (case, call) in enumerate(zip(activations.cases(activations.DTYPES), activations.calls(["float64"]) * 4, strict=True)):
+        found[f"activation {at}"] = f"{case} {call}"
+    torch.manual_seed(0)
+    model = bigvgan.BigVGAN(bigvgan.Sizes(5, 120, (4, 3), (8, 7), channels=8, block_kernel_sizes=(3, 5), dilations=(1, 3)))
+    layers = [torch.nn.Conv1d(4, 6, 5), torch.nn.ConvTranspose1d(4, 6, 5, 2, groups=2, bias=False)]
+    model.others = torch.nn.ModuleList([*layers, weight_norm(torch.nn.Conv1d(6, 4, 3))])
+    model.embed_sum, model.untouched = torch.nn.Buffer(torch.zeros(99)), torch.nn.Buffer(torch.ones(5))
+    decoders.randomise(model)
+    found["model"] = {str(at): line for at, line in enumerate(str(model).splitlines())}
+    found["numbers"] = {name: _sums(values.double()) for name, values in model.state_dict().items()}
+    found["output"] = _sums(model(torch.randn(2, 5, 9)).double())
+    found["trained"] = str(training.decoder(torch.nn.ConvTranspose1d, (8, 4)))
+    for name, gradients in (("head", True), ("bigvgan_24", False), ("small", True)):
+        given = workloads.at_length(workloads.get(name), 50, 2)
+        given = replace(given, problem=replace(given.problem, bias=gradients))
+        made = bench.make_operands(given, torch.float32, "cpu", gradients)
+        found[f"operands {name}"] = "; ".join("none" if one is None else _sums(one.double()) for one in made)
+    return found
+
+
 def waveforms() -> dict[str, str]:
     made = training.waveforms(3, 4 * training.FRAME, torch.Generator().manual_seed(1)).double()
     frames = training.representation(made.float())
@@ -148,4 +175,5 @@ def everything() -> dict[str, dict]:
         found = {"options": options(), "explanations": explanations(), "cases": cases}
     found |= {"workloads": sizes(), "waveforms": waveforms(), "roundings": roundings()}
     found |= bounds() | {"shown": shown()}
+    found["studies"] = studies()
     return found | {"pages": drawn.pages(), "figures": drawn.pictures()}
