@@ -59,8 +59,8 @@ def measured() -> list[rows.Row]:
                     at = workloads.at_length(workloads.get(name), length, 16)
                     for rung in (*RUNGS[precision][:2], "auto"):
                         add(at, direction, dtype, precision, rung)
-    for name in ("new", "c4to6k3s2"):
-        found.append(replace(samples.row("small", "auto", precision="tf32"), workload=name))
+    unknown = samples.row("small", "auto", precision="tf32")
+    found += [replace(unknown, workload=name) for name in ("new", "c4to6k3s2")]
     found += [samples.row("small", "k1_gather", gpu="another"), samples.row("kb79", "k5_mma", weights="frozen")]
     return [*found, samples.row("small", "auto", roofline=None, direction="grad_bias")]
 

@@ -2,7 +2,10 @@
 
 import argparse
 import contextlib
+import importlib
+import inspect
 import io
+import pkgutil
 import tempfile
 from dataclasses import asdict, replace
 from unittest.mock import patch
@@ -10,6 +13,7 @@ from unittest.mock import patch
 import torch
 from torch.nn.utils.parametrizations import weight_norm
 
+from numba_tconv import lab
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.cli import parser as cli
@@ -96,10 +100,14 @@ def studies() -> dict[str, str | dict[str, str]]:
     found |= {name: str(sizes) for name, sizes in bigvgan.SIZES.items()}
     found |= {name: str(replace(one, construct=None)) for name, one in decoders.DECODERS.items()}
     found |= {f"entry {number}": str(kernelbench.torch_model(number)) for number in kernelbench.ENTRIES}
-    for at, (case, call) in enumerate(zip(activations.cases(activations.DTYPES), activations.calls(["float64"]) * 4, strict=True)):
+    for at, (case, call) in enumerate(
+        zip(activations.cases(activations.DTYPES), activations.calls(["float64"]) * 4, strict=True)
+    ):
         found[f"activation {at}"] = f"{case} {call}"
     torch.manual_seed(0)
-    model = bigvgan.BigVGAN(bigvgan.Sizes(5, 120, (4, 3), (8, 7), channels=8, block_kernel_sizes=(3, 5), dilations=(1, 3)))
+    model = bigvgan.BigVGAN(
+        bigvgan.Sizes(5, 120, (4, 3), (8, 7), channels=8, block_kernel_sizes=(3, 5), dilations=(1, 3))
+    )
     layers = [torch.nn.Conv1d(4, 6, 5), torch.nn.ConvTranspose1d(4, 6, 5, 2, groups=2, bias=False)]
     model.others = torch.nn.ModuleList([*layers, weight_norm(torch.nn.Conv1d(6, 4, 3))])
     model.embed_sum, model.untouched = torch.nn.Buffer(torch.zeros(99)), torch.nn.Buffer(torch.ones(5))
@@ -113,6 +121,19 @@ def studies() -> dict[str, str | dict[str, str]]:
         given = replace(given, problem=replace(given.problem, bias=gradients))
         made = bench.make_operands(given, torch.float32, "cpu", gradients)
         found[f"operands {name}"] = "; ".join("none" if one is None else _sums(one.double()) for one in made)
+    return found
+
+
+def defaults() -> dict[str, str]:
+    """Default arguments of public functions and classes."""
+    plain, found = (bool, int, float, str, tuple, torch.dtype, type(None)), {}
+    for module in pkgutil.walk_packages(lab.__path__, f"{lab.__name__}."):
+        for name, one in sorted(vars(importlib.import_module(module.name)).items()):
+            some = inspect.isroutine(one) or (inspect.isclass(one) and not issubclass(one, BaseException))
+            if some and one.__module__ == module.name and not name.startswith("_"):
+                parameters = inspect.signature(one).parameters.values()
+                given = [f"{p.name}={p.default!r}" for p in parameters if isinstance(p.default, plain)]
+                found |= {f"{module.name}.{name}": ", ".join(given)} if given else {}
     return found
 
 
@@ -175,5 +196,5 @@ def everything() -> dict[str, dict]:
         found = {"options": options(), "explanations": explanations(), "cases": cases}
     found |= {"workloads": sizes(), "waveforms": waveforms(), "roundings": roundings()}
     found |= bounds() | {"shown": shown()}
-    found["studies"] = studies()
+    found |= {"studies": studies(), "defaults": defaults()}
     return found | {"pages": drawn.pages(), "figures": drawn.pictures()}

@@ -52,7 +52,9 @@ def on_the_cpu(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize(("dtype", "asked", "name"), [(torch.float32, "tf32", "tf32"), (torch.bfloat16, "ieee", "bf16")])
+@pytest.mark.parametrize(
+    ("dtype", "asked", "name"), [(torch.float32, "tf32", "tf32"), (torch.bfloat16, "ieee", "bf16")]
+)
 def test_a_row_of_each_configuration(on_the_cpu, dtype, asked, name):
     on_the_cpu.spoilt = 1  # only the first and the last sample are compared
     found = search.measure(TINY, dtype, asked)
@@ -95,7 +97,9 @@ def test_every_configuration_is_compiled_for_the_h200(monkeypatch):
     ((compile_one, cases, jobs, label),) = asked
     assert (jobs, label) == (5, "kernels: 3")
     monkeypatch.setattr(
-        search, "RUNGS", {"k6_wgmma": SimpleNamespace(kernel=lambda c: SimpleNamespace(kept_ptx=lambda cc: kept.append((c, cc))))}
+        search,
+        "RUNGS",
+        {"k6_wgmma": SimpleNamespace(kernel=lambda c: SimpleNamespace(kept_ptx=lambda cc: kept.append((c, cc))))},
     )
     for case in cases:
         compile_one(*case)

@@ -53,7 +53,15 @@ def test_a_flush_sums_eight_times_the_cache(monkeypatch):
 
 @pytest.mark.parametrize(
     ("ms", "budget_s", "rounds"),
-    [(1.0, 1.0, 12), (100.0, 1.0, 12), (110.0, 1.0, 12), (200.0, 1.0, 6), (1e4, 1.0, 6), (0.0, 1.0, 12), (1e4, math.inf, 12)],
+    [
+        (1.0, 1.0, 12),
+        (100.0, 1.0, 12),
+        (110.0, 1.0, 12),
+        (200.0, 1.0, 6),
+        (1e4, 1.0, 6),
+        (0.0, 1.0, 12),
+        (1e4, math.inf, 12),
+    ],
 )
 def test_contestants_are_warmed_up_and_take_turns(monkeypatch, done, ms, budget_s, rounds):
     made, first = [], []
