@@ -62,8 +62,16 @@ def on_the_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_for_each_mode(on_the_cpu, tmp_path, dtype):
+def test_a_row_for_each_mode(on_the_cpu, tmp_path, dtype, capsys):
     row, one = decoder_modes.measure("tiny", [dtype], [2, 1], 0.5, ["eager"], 2)
+    precision = "tf32" if dtype == torch.float32 else "bfloat16"
+    assert [line.partition(" s: ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "tiny: making and converting it",
+        f"{precision}: float64 reference",
+        *(f"{precision}: {batch} inputs, eager" for batch in (2, 1)),
+    ]
+    assert row.dtype == str(dtype).removeprefix("torch.")
+    assert row.seconds == 0.5
     assert (row.decoder, row.mode, row.batch, row.activations) == ("tiny", "eager", 2, 19)
     assert 0 < row.relerr <= 2 * row.torch_relerr
     assert min(row.ms_p50, row.torch_ms_p50) > 0

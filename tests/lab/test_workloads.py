@@ -83,6 +83,8 @@ def test_a_layer_of_sizes_is_named_after_them():
     names = {workloads.of_sizes(workload.problem).name: workload for workload in WORKLOADS.values()}
     assert names["c32to64k3s2p1d2"].name == "kb79"
     assert names["c512to512k4s2p1g512"].name == "depthwise"
+    assert names["c128to128k3"].name == "kb64"
+    assert names["c512to256k10s5p3op1"].name == "xcodec_u1"
     assert workloads.layer("kb79") is WORKLOADS["kb79"]
     assert workloads.of_row("c32to64k3s2p1d2", 64) is None
     assert workloads.of_row("c32to63k3g2@batch1", 64) is None  # groups that do not divide
