@@ -173,7 +173,7 @@ def _panel(axes: Axes) -> dict[str, str]:
         found[f"line {at}"] = f"{style}: {_points(line.get_xydata())}"
     bars = [(bar.get_x(), bar.get_width(), bar.get_y() + bar.get_height() / 2) for bar in axes.patches]
     spans = [end for of in axes.collections for one in of.get_segments() for end in one]
-    texts = [f"{text.get_text()} {_numbers(text.get_position())}" for text in axes.texts]
+    texts = [f"{text.get_text()} {_numbers(getattr(text, 'xy', text.get_position()))}" for text in axes.texts]
     legend = axes.get_legend()
     labels = [text.get_text() for text in legend.get_texts()] if legend else []
     return found | dict(bars=_points(bars), spans=_points(spans), texts="; ".join(texts), legend=str(labels))

@@ -32,6 +32,9 @@ EXPLAINED = (
     "depthwise --cc 9.0", "pqmf --cc 7.5 --dtype float16", "head --cc 12.0 --precision ieee",
     "xcodec_u1 --cc 9.0 --rung k4_register_tile --precision ieee", "waveglow --cc 9.0 --dtype float64",
     "--batch 2 --in-channels 6 --out-channels 4 --kernel-size 7 --length 50 --stride 3 --dilation 2 --cc 9.0",
+    "kb64 --cc 7.5 --precision tf32", "dac_u1 --cc 7.5 --precision ieee",
+    "--batch 32 --in-channels 512 --out-channels 256 --kernel-size 16 --length 32 --stride 8 --padding 4 --cc 9.0 "
+    "--precision tf32",
 )  # fmt: skip
 SHOWN = {
     "few taps": Problem(3, 4, 6, 3, 5, stride=1, dilation=2, padding=1),

@@ -173,6 +173,13 @@ def test_transformers_is_needed_by_its_decoders_alone(capsys, monkeypatch, tmp_p
     assert (code, err) == (commands.MISTAKE, f"numba_tconv: {decoders.MISSING}\n")
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_is_compiled_is_the_whole_decoder(monkeypatch, ours):
+    monkeypatch.setattr(torch, "compile", lambda function: lambda *given: (function, *given))
+    model, x = nn.Tanh(), torch.randn(3)
+    assert decoder_modes.calls_of(model, x, "compile", ours=ours)() == (decoders.decode, model, x)
+
+
 @pytest.fixture
 def capturing(monkeypatch):
     for name, stand_in in {
