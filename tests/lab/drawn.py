@@ -168,6 +168,7 @@ def _panel(axes: Axes) -> dict[str, str]:
         ticks = _numbers(axis.get_major_locator().tick_values(*sorted(limits)))
         labels = [text.get_text() for text in axis.get_ticklabels()] if axis.get_scale() == "linear" else []
         found[name] = f"{axis.get_label_text()} {axis.get_scale()} {_numbers(limits)} {texts} {ticks} {labels}"
+        found[name] += f" {type(axis.get_minor_formatter()).__name__}"
     for at, line in enumerate(axes.lines):
         style = f"{line.get_label()} {line.get_marker()} {line.get_linestyle()} {line.get_markerfacecolor()}"
         found[f"line {at}"] = f"{style}: {_points(line.get_xydata())}"

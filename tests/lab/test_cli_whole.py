@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from numba_tconv.lab.cli import commands, demo, study_runs
+from numba_tconv.lab.cli import commands, compile_run, demo, study_runs
 from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import accuracy, bench, check, rows, search, workloads
 from numba_tconv.lab.studies import kernelbench, streaming
@@ -191,8 +191,10 @@ def test_the_simulator_neither_measures_nor_compiles(capsys, on_a_gpu, monkeypat
     monkeypatch.setattr(commands, "SIMULATOR", True)
     said = "numba_tconv: this needs a GPU, and NUMBA_ENABLE_CUDASIM asks for the simulator: unset it\n"
     assert mistake(capsys, "bench", "kb64") == said
+    monkeypatch.setattr(compile_run, "current_device", lambda: H200)
     said = "numba_tconv: the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM\n"
     assert mistake(capsys, "inspect", "k1_gather") == said
+    assert mistake(capsys, "compile", "kb64", "--cc", "9.0") == said
 
 
 # --- exit codes -------------------------------------------------------------------------------------------------------
