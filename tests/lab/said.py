@@ -1,4 +1,4 @@
-"""What the lab says without a GPU, for the record of tests/plans.py: options, explanations, cases, sizes, bounds."""
+"""What the lab says without a GPU, for the record of tests/plans.py: options, explanations, cases, studies, figures."""
 
 import argparse
 import contextlib
