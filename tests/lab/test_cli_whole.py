@@ -171,6 +171,12 @@ def test_check_is_of_the_named_problem(capsys, on_a_gpu, monkeypatch, options, p
     assert asked == [(problem, torch.float64, "ieee")]
 
 
+def test_sizes_are_not_given_for_a_model(capsys):
+    options = ("--in-channels", 4, "--no-bias", "--rung", "auto", "--dtype", "float16")
+    said = "--in-channels, --bias, --rung, --dtype cannot be given for a model, which has its own"
+    assert mistake(capsys, "compile", "here:model", *options) == f"numba_tconv: {said}\n"
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_the_simulator_is_asked_in_another_process(monkeypatch, code):
     asked = []
