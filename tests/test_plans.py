@@ -34,7 +34,8 @@ def test_the_lab_says_what_is_recorded():
 
 def test_the_record_has_every_problem_and_every_rung():
     record = plans.recorded()
-    assert list(record) == [*plans.names(), "options", "explanations", "cases", "workloads", "waveforms", "roundings"]
+    lab = "options", "explanations", "cases", "workloads", "waveforms", "roundings", "bounds", "loads", "shown"
+    assert list(record) == [*plans.names(), *lab, "studies", "defaults", "pages", "figures"]
     assert {plan.split()[0] for of in record.values() for plan in of} >= {*RUNGS, *GRADIENTS, "streaming", "float32"}
     assert any(plan.startswith("joined") for of in record.values() for plan in of)
 

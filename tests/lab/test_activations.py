@@ -29,7 +29,7 @@ def on_the_cpu(monkeypatch):
 
     def interleave(both, *_):
         for one, ms in zip(both, (2.0, 5.0), strict=True):
-            one.events = [(At(1.0), At(1.0 + ms))] * 3
+            one.events = [(At(1.0), At(1.0 + ms * share)) for share in (0.5, 1.0, 9.0)]
 
     monkeypatch.setattr(activations, "DEVICE", "cpu")
     monkeypatch.setattr(activations, "interleave", interleave)
@@ -41,6 +41,7 @@ def on_the_cpu(monkeypatch):
 def test_a_row(on_the_cpu, dtype, direction):
     row = activations.measure(6, 40, dtype, direction, batch=2)
     assert (row.batch, row.channels, row.length, row.direction) == (2, 6, 40, direction)
+    assert (row.gpu, row.dtype) == ("H200", str(dtype).removeprefix("torch."))
     assert (row.ms_p50, row.torch_ms_p50) == (2.0, 5.0)
     assert 0 < row.torch_relerr < 2 * torch.finfo(dtype).eps
     assert 0 < row.relerr < 2 * torch.finfo(dtype).eps

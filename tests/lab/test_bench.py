@@ -155,7 +155,7 @@ class Right(Rung):
 
 @pytest.fixture
 def on_the_cpu(monkeypatch):
-    """``measure`` as if on an H200: contestants take 1 ms, 2 ms and so on; memory moves 8 bytes a nanosecond."""
+    """``measure`` as if on an H200: medians are 1 ms, 2 ms and so on; memory moves 8 bytes a nanosecond."""
     made, make_operands = [], bench.make_operands
 
     def make(workload, dtype, device, gradients):
@@ -166,7 +166,8 @@ def on_the_cpu(monkeypatch):
         for ms, one in enumerate(contestants, 1):
             one.prepare()
             one.output = one.call()
-            one.events = [(SimpleNamespace(elapsed_time=lambda _, ms=ms: ms), None)]
+            times = [ms * share for share in (0.2, 0.5, 1.0, 1.5, 9.0)]
+            one.events = [(SimpleNamespace(elapsed_time=lambda _, ms=ms: ms), None) for ms in times]
 
     class Copy(timing.Contestant):
         def times(self):
@@ -196,6 +197,9 @@ def test_rows_of_every_direction(on_the_cpu, direction):
     worst = max(errors(output, operands, p, result)[""].norm for result, output in outputs.items())
     for ms, row in enumerate(rows, 1):
         assert (row.ms_p50, row.cudnn_ms_p50) == (ms, 2 if direction == "step" else 3)
+        assert (row.ms_p20, row.ms_p80) == pytest.approx((0.44 * ms, 3 * ms))
+        assert (row.workload, row.length, row.dtype, row.precision) == ("tiny test", 50, "float32", "ieee")
+        assert (row.gpu, row.weights) == ("NVIDIA H200", "call")
         assert row.conv1d_ms_p50 == (4 if direction == "forward" else None)
         assert row.gbps == pytest.approx(moved / ms / 1e6)
         assert row.tflops == pytest.approx(passes * 2 * 2 * 4 * 6 * 4 * 50 / ms / 1e9)

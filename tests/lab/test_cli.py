@@ -207,6 +207,10 @@ def test_inspect_takes_the_first_precision_of_the_rung(capsys, monkeypatch):
     run(capsys, "inspect", "k6_wgmma", "kb64", "--precision", "tf32x3")
     first = ("k4_register_tile", "ieee"), ("k6_wgmma", "tf32"), ("grad_input_wgmma", "tf32")
     assert asked == [*first, ("k6_wgmma", "tf32x3")]
+    asked.clear()
+    assert run(capsys, "inspect", "all", "kb64")[0] == 0
+    assert {precision for _, precision in asked} == {"ieee"}
+    assert {"k4_register_tile", "grad_bias"} < {name for name, _ in asked}
 
 
 def test_inspect_compiles_another_tile(monkeypatch):
@@ -284,9 +288,10 @@ def test_info_tells_versions(capsys):
 
 
 @no_gpu
-def test_fuzz_runs_in_the_simulator_where_there_is_no_gpu(capsys, monkeypatch):
-    monkeypatch.setattr(commands, "in_simulator", lambda argv: 1 if argv == ["fuzz", "--count", "3"] else 0)
-    assert run(capsys, "fuzz", "--count", "3")[0] == 1
+@pytest.mark.parametrize("argv", [["fuzz", "--count", "3"], ["check", "--small"]], ids=" ".join)
+def test_what_needs_a_gpu_runs_in_the_simulator_where_there_is_none(capsys, monkeypatch, argv):
+    monkeypatch.setattr(commands, "in_simulator", lambda given: 1 if given == argv else 0)
+    assert run(capsys, *argv)[0] == 1
 
 
 @pytest.mark.thorough

@@ -155,7 +155,10 @@ def test_where_no_rows_can_be_added_nothing_is_measured(capsys, monkeypatch, tmp
 
 @no_gpu
 def test_a_problem_too_large_for_the_simulator_is_refused(capsys):
-    assert "at most 100,000" in mistake(capsys, "check", "kb64")
+    said = (
+        "(64, 128->128, k3, s1, L 65536) has 206,158,430,208 products, and the CUDA simulator, used where there is no "
+    )
+    assert mistake(capsys, "check", "kb64") == f"numba_tconv: {said}GPU, takes problems of at most 100,000\n"
 
 
 @pytest.mark.parametrize("seconds", ["-1", "0", "nan", "inf", "soon"])

@@ -62,8 +62,23 @@ def on_the_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_for_each_mode(on_the_cpu, tmp_path, dtype):
+def test_a_row_for_each_mode(on_the_cpu, tmp_path, dtype, capsys, monkeypatch):
+    compute, cudnn, switches = decoder_modes.measure_mode, torch.backends.cudnn, []
+    monkeypatch.setattr(
+        decoder_modes,
+        "measure_mode",
+        lambda *given: switches.append((cudnn.benchmark, cudnn.allow_tf32, given[4])) or compute(*given),
+    )
     row, one = decoder_modes.measure("tiny", [dtype], [2, 1], 0.5, ["eager"], 2)
+    precision = "tf32" if dtype == torch.float32 else "bfloat16"
+    assert [line.partition(" s: ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "tiny: making and converting it",
+        f"{precision}: float64 reference",
+        *(f"{precision}: {batch} inputs, eager" for batch in (2, 1)),
+    ]
+    assert row.dtype == str(dtype).removeprefix("torch.")
+    assert row.seconds == 0.5
+    assert switches == [(False, dtype == torch.float32, 2)] * 2
     assert (row.decoder, row.mode, row.batch, row.activations) == ("tiny", "eager", 2, 19)
     assert 0 < row.relerr <= 2 * row.torch_relerr
     assert min(row.ms_p50, row.torch_ms_p50) > 0
@@ -93,6 +108,23 @@ def test_no_row_comes_of_a_wrong_waveform(on_the_cpu, monkeypatch):
     monkeypatch.setattr(decoder_modes, "calls_of", wrong)
     with pytest.raises(bench.WrongResult, match="wrong on tiny eager tf32"):
         list(decoder_modes.measure("tiny", [torch.float32], [2], 0.5, ["eager"], 2))
+
+
+def test_each_side_has_an_input_of_its_own(on_the_cpu, monkeypatch):
+    """A graph of ours may be captured with the input in place of torch's."""
+    models, given, asked = [nn.Tanh(), nn.Sigmoid()], torch.randn(2, 3), []
+
+    def calls_of(model, x, mode, *, ours):
+        asked.append((model, mode, ours, x.data_ptr()))
+        return lambda: model(x)[:, None]
+
+    monkeypatch.setattr(decoder_modes, "calls_of", calls_of)
+    monkeypatch.setattr(decoder_modes.timing, "wall_times", lambda calls, repeats: (len(calls), repeats))
+    (of_torch, of_ours), times = decoder_modes.measure_mode(models, given, "graph", given.tanh().double(), 7)
+    assert [one[:3] for one in asked] == [(models[0], "graph", 0), (models[1], "graph", 1)]
+    assert len({given.data_ptr(), *(pointer for *_, pointer in asked)}) == 3
+    assert of_torch.norm < 1e-6 < of_ours.norm
+    assert times == (2, 7)
 
 
 def test_inputs_last_as_long_as_was_asked(on_the_cpu):
@@ -163,6 +195,13 @@ def test_transformers_is_needed_by_its_decoders_alone(capsys, monkeypatch, tmp_p
     assert run(capsys, "decoders", "bigvgan_v2_24khz", *out)[0] == 0
     code, _, err = run(capsys, "decoders", "bigvgan_v2_24khz", "dac", *out)
     assert (code, err) == (commands.MISTAKE, f"numba_tconv: {decoders.MISSING}\n")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_is_compiled_is_the_whole_decoder(monkeypatch, ours):
+    monkeypatch.setattr(torch, "compile", lambda function: lambda *given: (function, *given))
+    model, x = nn.Tanh(), torch.randn(3)
+    assert decoder_modes.calls_of(model, x, "compile", ours=ours)() == (decoders.decode, model, x)
 
 
 @pytest.fixture

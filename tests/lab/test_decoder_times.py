@@ -87,11 +87,14 @@ def on_the_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_calls_and_the_whole(on_the_cpu, dtype):
+def test_a_row_has_the_calls_and_the_whole(on_the_cpu, dtype, monkeypatch):
+    shares, quantile = [], decoder_times.quantile
+    monkeypatch.setattr(decoder_times, "quantile", lambda times, share: shares.append(share) or quantile(times, share))
     row = decoder_times.measure("double", dtype, batch=2, seconds=1.0)
     name = str(dtype).removeprefix("torch.")
     assert (row.decoder, row.dtype, row.batch, row.seconds, row.calls) == ("double", name, 2, 1.0, 3)
     assert row.precision == ("tf32" if dtype == torch.float32 else name)
+    assert (row.gpu, row.weights, shares) == ("H200", "call", [0.5] * 4)
     # From event to event is a millisecond: three calls between two each, ours with a third inside.
     assert (row.torch_layers_ms_p50, row.layers_ms_p50) == (3, 6)
     assert (row.torch_ms_p50, row.ms_p50) == (7, 10)

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,6 +66,76 @@ def one_thread():
 def decoder(request):
     model, x, _ = tiny(request.param)
     return model, x, LAYERS[request.param][0]
+
+
+BUILT = {
+    "encodec": ("EncodecConfig", "EncodecDecoder", 24, (2, 5, 9)),
+    "dac": ("DacConfig", "DacDecoder", 60, (2, 5, 9)),
+    "speecht5": ("SpeechT5HifiGanConfig", "SpeechT5HifiGan", 12, (2, 9, 6)),
+    "mimi": ("MimiConfig", "MimiModel", 33, (2, 3, 9)),
+    "vits": ("VitsConfig", "VitsHifiGan", 12, (2, 7, 9)),
+    "bigvgan": ("Qwen2_5OmniBigVGANConfig", "Qwen2_5OmniToken2WavBigVGANModel", 12, (2, 8, 9)),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_inputs_and_hops_are_of_the_configuration(name, monkeypatch):
+    """With stand-ins for transformers' classes."""
+    config_of, model_of, hop, shape = BUILT[name]
+    sizes = dict(upsampling_ratios=(4, 3, 2), downsampling_ratios=(4, 3, 5), upsample_rates=(4, 3), hidden_size=5)
+    sizes |= dict(model_in_dim=6, flow_size=7, mel_dim=8, codebook_size=11, num_quantizers=3)
+    sizes |= dict(sampling_rate=100, frame_rate=3)
+    module = SimpleNamespace(**{config_of: SimpleNamespace, model_of: lambda config: (model_of, config)})
+    monkeypatch.setattr(decoders.importlib, "import_module", {f"transformers.models.{name_of(name)}": module}.get)
+    model, found, draw = DECODERS[name].build(**sizes)
+    assert model == (model_of, SimpleNamespace(**sizes))
+    assert found == hop
+    x = draw(2, 9)
+    assert tuple(x.shape) == shape
+    if name == "mimi":
+        assert (x.dtype, x.max()) == (torch.int64, 10)
+
+
+def name_of(name):
+    family = DECODERS[name].family
+    return f"{family}.modeling_{family}"
+
+
+def test_a_decoder_is_made_for_as_many_frames_as_the_seconds_take(monkeypatch):
+    made, sizes = [], []
+
+    def construct(classes, **given):
+        sizes.append((classes, given))
+        return decoders.Built(torch.nn.Conv1d(1, 1, 1), 30, lambda *asked: made.append(asked) or len(made))
+
+    monkeypatch.setattr(decoders.Decoder, "classes", lambda self: "classes")
+    some = decoders.Decoder("Some", "some", 100, construct)
+    for seconds in (3.0, 0.01):
+        model, x = some.make(2, seconds, width=5)
+        assert not model.training
+    assert (made, x, sizes) == ([(2, 10), (2, 1)], 2, [("classes", dict(width=5))] * 2)
+    assert [decoders.title(one) for one in ("dac", "bigvgan_v2_24khz", "gone")] == [
+        "DAC, 44.1 kHz", "BigVGAN v2, 24 kHz", "gone"
+    ]  # fmt: skip
+
+
+def test_a_model_decodes_by_its_method_and_gives_its_waveform():
+    class Codec(torch.nn.Module):
+        def decode(self, x):
+            return SimpleNamespace(audio_values=x + 1)
+
+    assert decode(Codec(), 1) == 2
+    assert decode(lambda x: x + 2, 1) == 3
+
+
+def test_old_weight_norm_keeps_the_drawn_norm():
+    layer = torch.nn.Conv1d(4, 6, 5, bias=False)
+    del layer.weight
+    layer.weight_g, layer.weight_v = (torch.nn.Parameter(torch.zeros(6, *of)) for of in ((1, 1), (4, 5)))
+    layer.weight = torch.zeros(6, 4, 5)
+    decoders.randomise(layer)
+    assert layer.weight_v.detach().std().item() == pytest.approx(decoders.GAIN / 20**0.5, rel=0.2)
+    assert torch.equal(layer.weight_g, layer.weight_v.norm(dim=(1, 2), keepdim=True))
 
 
 @needs_transformers

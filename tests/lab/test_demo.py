@@ -90,6 +90,7 @@ def test_demo_with_a_gpu_measures_and_draws_its_own_figure_alone(capsys, places,
     monkeypatch.setattr(demo, "compiled", lambda: "compiled")
 
     def measure(workload, names, repeats, budget_s):
+        assert (workload.name, repeats, budget_s) == ("kb64@batch16", demo.LIVE_REPEATS, demo.LIVE_BUDGET_S)
         return [row(workload, name, gpu="NVIDIA H100") for name in names if name != "auto"]
 
     monkeypatch.setattr(bench, "measure", measure)
@@ -109,8 +110,11 @@ def test_demo_with_a_gpu_measures_and_draws_its_own_figure_alone(capsys, places,
 def test_the_demo_says_what_is_wrong(capsys, monkeypatch, right):
     outcomes = [check.Outcome("one", accuracy.Error(0, 0), right), check.Outcome("refused", None, True, "no")]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
-    monkeypatch.setattr(check, "parity", lambda *_: iter([("forward", outcome) for outcome in outcomes]))
+    asked = []
+    monkeypatch.setattr(check, "parity", lambda *case: asked.append(case) or (("forward", one) for one in outcomes))
     assert demo.checked_live() == (0 if right else commands.FAILED)
+    problems = [*check.SMALL, workloads.get("kb64").problem]
+    assert asked == [(one, torch.float32, precision) for precision in ("ieee", "tf32") for one in problems]
     out, _ = capsys.readouterr()
     assert out.splitlines()[-1] == f"Checked on H200 on 4 problems: 8 results, {'all right' if right else '8 wrong'}"
     assert out.count("WRONG: one on ") == (0 if right else 8)

@@ -28,7 +28,11 @@ def test_what_is_written_is_read(path):
     written = row(**exact, cudnn_relerr=1e-7, roofline=None, conv1d_ms_p50=None, gpu='a "quoted", GPU')
     rows.append(path, [written])
     assert rows.read(path) == [written]
-    assert path.read_text().splitlines()[0] == COLUMNS.replace(" ", "")
+    assert path.read_bytes().split(b"\n")[0].decode() == COLUMNS.replace(" ", "")
+    assert path.stat().st_mode & 0o777 == 0o644
+    path.chmod(0o600)
+    rows.append(path, [written])
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_numbers_keep_six_digits(path):
@@ -86,8 +90,10 @@ def test_a_directory_that_cannot_be_is_named(tmp_path):
 
 
 def test_looking_ahead_writes_nothing(path):
+    before = os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd") else []
     rows.check_writable(path)
     assert os.listdir(path.parent) == []
+    assert not before or len(os.listdir("/proc/self/fd")) == len(before), "no file stays open"
 
 
 def test_all_files_of_a_directory_are_read(tmp_path):

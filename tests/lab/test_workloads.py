@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import sweep, workloads
 from numba_tconv.lab.measure.workloads import AUDIO, KERNELBENCH, WORKLOADS
 
@@ -83,6 +84,11 @@ def test_a_layer_of_sizes_is_named_after_them():
     names = {workloads.of_sizes(workload.problem).name: workload for workload in WORKLOADS.values()}
     assert names["c32to64k3s2p1d2"].name == "kb79"
     assert names["c512to512k4s2p1g512"].name == "depthwise"
+    assert names["c128to128k3"].name == "kb64"
+    p = Problem(1, 4, 6, 3, 5, stride=3, padding=2, output_padding=1, groups=2, dilation=2, bias=True)
+    assert workloads.of_sizes(p).name == "c4to6k3s3p2op1d2g2bias"
+    assert workloads.layer("c4to6k3s3p2op1d2g2bias").problem == p
+    assert names["c512to256k10s5p3op1"].name == "xcodec_u1"
     assert workloads.layer("kb79") is WORKLOADS["kb79"]
     assert workloads.of_row("c32to64k3s2p1d2", 64) is None
     assert workloads.of_row("c32to63k3g2@batch1", 64) is None  # groups that do not divide

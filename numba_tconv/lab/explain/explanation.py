@@ -49,10 +49,10 @@ class Explanation:
     gpu: str
     device: Device
     candidates: tuple[Candidate, ...]
-    by_torch: bool = False
-    has_rows: bool = True
-    assumed: bool = False
-    joint: Joined | None = None
+    by_torch: bool
+    has_rows: bool
+    assumed: bool
+    joint: Joined | None
 
     @property
     def taken(self) -> Candidate | None:
