@@ -88,9 +88,10 @@ def conv_transpose1d(
 
     **Who computes.** This package computes CUDA tensors of float64, float32, float16 and bfloat16, on torch's current
     stream, without synchronising, and follows torch.autocast. torch computes CPU tensors, complex dtypes, empty
-    batches, zero output channels, gradients that no kernel suits, subclasses with a ``__torch_dispatch__`` (except
-    DTensor), functionalize, forward mode inside forward mode, and, below compute capability 8.0, dense layers and
-    bfloat16. Derivatives have any order, in reverse and forward mode and under torch.func; vmap goes slice by slice.
+    batches, zero output channels, gradients that no kernel suits, subclasses whose ``__torch_dispatch__`` knows torch's
+    operators alone, functionalize, forward mode inside forward mode, and, below compute capability 8.0, dense layers
+    and bfloat16. Derivatives have any order, in reverse and forward mode and under torch.func; vmap goes slice by
+    slice.
 
     **Infinities and NaN** go where the definition sends them. Kernels that multiply zeros in place of absent values
     make more outputs of the sample NaN:
@@ -145,7 +146,7 @@ def _computed(input, weight, bias, parameters: Parameters, variant, precision) -
         raise ValueError(f"unknown precision {precision!r}: {dtype} has {', '.join(precisions) or 'none to name'}")
 
     passed = transforms.nests_forward_mode() or transforms.is_functionalized()
-    passed = passed or sharding.compute_themselves(input, weight, bias)
+    passed = passed or (torch.compiler.is_dynamo_compiling() and sharding.compute_themselves(input, weight, bias))
     ours = _ours(input, weight, bias) and not passed
     if not ours and (variant is not None or precision not in (None, *precisions[:1])):
         choice = f"variant {variant!r}" if variant is not None else f"precision {precision!r}"
@@ -168,12 +169,14 @@ def _computed(input, weight, bias, parameters: Parameters, variant, precision) -
     if not parts:
         parameters = Parameters(*integers(*parameters))
         check_output_padding(parameters.output_padding, parameters.stride, parameters.dilation)
-    output = transforms.apply(
-        ops.conv_transpose1d,
-        *(input.unsqueeze(0) if unbatched else input, weight, bias),
-        *parameters,
-        *(variant or "", precision or default_precision(input.dtype)),
-    )
+    operands = input.unsqueeze(0) if unbatched else input, weight, bias
+    choice = variant or "", precision or default_precision(input.dtype)
+    try:
+        output = transforms.apply(ops.conv_transpose1d, *operands, *parameters, *choice)
+    except (NotImplementedError, TypeError):
+        if variant or precision or not sharding.compute_themselves(*operands):
+            raise
+        output = (torchs.forward if parts else torch.conv_transpose1d)(*operands, *parameters)
     output = output.squeeze(0) if unbatched else output
     return with_ends(output, bias, parts, inside) if parts else output
 

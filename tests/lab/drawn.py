@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -16,6 +17,7 @@ from numba_tconv.lab.cli import commands
 from numba_tconv.lab.measure import rows, search, workloads
 from numba_tconv.lab.measure.bench import DTYPES, peak_name
 from numba_tconv.lab.report import figures, readme, segments, summary
+from numba_tconv.lab.report.figures import style
 from numba_tconv.lab.studies import activations, decoder_modes, decoder_times, kernelbench, streaming
 from numba_tconv.runtime.device import H200
 from numba_tconv.selection.directions import DIRECTIONS, FORWARD
@@ -148,7 +150,7 @@ def pictures() -> dict[str, dict[str, str]]:
     recorded, studies = measured(), studied()
     live = [replace(one, gpu="another", ms_p50=0.8 * one.ms_p50) for one in recorded if one.workload == "kb74@batch16"]
     planned = figures.plans(recorded, live, studies[search.FILE], studies[decoder_modes.FILE])
-    with matplotlib.rc_context(figures.STYLE):
+    with matplotlib.rc_context(figures.STYLE), mock.patch.dict(style._new, clear=True):
         return {name: {"planned": plan.title} | _figure(plan.draw()) for name, plan in planned.items()}
 
 
@@ -170,8 +172,8 @@ def _panel(axes: Axes) -> dict[str, str]:
         found[name] = f"{axis.get_label_text()} {axis.get_scale()} {_numbers(limits)} {texts} {ticks} {labels}"
         found[name] += f" {type(axis.get_minor_formatter()).__name__}"
     for at, line in enumerate(axes.lines):
-        style = f"{line.get_label()} {line.get_marker()} {line.get_linestyle()} {line.get_markerfacecolor()}"
-        found[f"line {at}"] = f"{style}: {_points(line.get_xydata())}"
+        look = f"{line.get_label()} {line.get_marker()} {line.get_linestyle()} {line.get_markerfacecolor()}"
+        found[f"line {at}"] = f"{look}: {_points(line.get_xydata())}"
     bars = [(bar.get_x(), bar.get_width(), bar.get_y() + bar.get_height() / 2) for bar in axes.patches]
     spans = [end for of in axes.collections for one in of.get_segments() for end in one]
     texts = [f"{text.get_text()} {_numbers(getattr(text, 'xy', text.get_position()))}" for text in axes.texts]

@@ -223,30 +223,51 @@ def test_calls_of_tensors_that_compute_it_themselves_stay_theirs(calls, tensors)
     assert calls == []
 
 
+class Dispatched(torch.Tensor):
+    """Knows torch's operators alone."""
+
+    __torch_function__, __repr__ = torch._C._disabled_torch_function_impl, object.__repr__
+
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts, *_):
+        return Dispatched(parts["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func.namespace != "aten":
+            raise NotImplementedError(func)
+        return func(*(one.inner if isinstance(one, cls) else one for one in args), **(kwargs or {}))
+
+
 @pytest.mark.parametrize("operand", range(3), ids=("input", "weight", "bias"))
-def test_an_operand_that_dispatches_itself_and_knows_torchs_operators_alone(calls, operand):
-    class Dispatched(torch.Tensor):
-        __torch_function__ = torch._C._disabled_torch_function_impl
-
-        @staticmethod
-        def __new__(cls, inner):
-            made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-            made.inner = inner
-            return made
-
-        @classmethod
-        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-            if func.namespace != "aten":
-                raise NotImplementedError(func)
-            return func(*(one.inner if isinstance(one, cls) else one for one in args), **(kwargs or {}))
-
+def test_calls_with_an_operand_that_dispatches_itself_stay_torchs(calls, operand):
     operands = [torch.randn(2, 3, 5), torch.randn(3, 4, 2), torch.randn(4)]
-    expected, causal = F.conv_transpose1d(*operands), numba_tconv.conv_transpose1d(*operands, padding="causal")
+    expected = F.conv_transpose1d(*operands)
     operands[operand] = Dispatched(operands[operand])
     with routed():
         assert torch.equal(F.conv_transpose1d(*operands), expected)
     assert calls == []
-    assert torch.equal(numba_tconv.conv_transpose1d(*operands, padding="causal"), causal)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("operand", range(3), ids=("input", "weight", "bias"))
+def test_torch_computes_an_operand_that_knows_its_operators_alone(operand, compiled):
+    operands = [torch.randn(2, 3, 5), torch.randn(3, 4, 2), torch.randn(4)]
+    expected = numba_tconv.conv_transpose1d(*operands, padding="causal")
+    operands[operand] = Dispatched(operands[operand])
+    torch.compiler.reset()
+    compute = numba_tconv.conv_transpose1d
+    compute = torch.compile(compute, backend="aot_eager", fullgraph=True) if compiled else compute
+    assert torch.equal(compute(*operands, padding="causal"), expected)
 
 
 def test_a_cuda_tensor_gets_to_our_operator():
