@@ -21,13 +21,6 @@ class Config(RowTile):
     ``up`` makes x's up-samples again. Turned round, the filter down gives the gradient of activated up-samples
     (``turned``; by single up-samples unless ``same_ratio``), the filter up x's (``down``)."""
 
-    dtype: torch.dtype
-    up_taps: int
-    down_taps: int
-    up_ratio: int
-    down_ratio: int
-    activation: str
-    log_scale: bool = True
     parameters: bool = True
     threads: int = 128
     run: int = 4  # positions, then outputs, of a thread; a multiple of ``vector``

@@ -21,15 +21,17 @@ MOST_BLOCKS_RESIDENT = 32
 MOST_ROW_BLOCKS = 65535  # of a grid in y
 
 
+@dataclass(frozen=True)
 class RowTile:
+    """Of both directions, which have ``threads``, ``run`` (a thread's positions) and ``outputs``."""
+
     dtype: torch.dtype
     up_taps: int
     down_taps: int
     up_ratio: int
     down_ratio: int
-    threads: int
-    run: int
-    outputs: int
+    activation: str
+    log_scale: bool = True
 
     @cached_property
     def sizes(self) -> AliasFree:
@@ -63,13 +65,6 @@ class RowTile:
 class Config(RowTile):
     """A tile is ``threads * run`` positions of a row, and the outputs of their up-samples."""
 
-    dtype: torch.dtype
-    up_taps: int
-    down_taps: int
-    up_ratio: int
-    down_ratio: int
-    activation: str
-    log_scale: bool = True
     threads: int = 128
     vectors: int = 2  # of a thread: 1, 2, 4 or 8
     min_blocks: int = 1

@@ -238,5 +238,5 @@ def make_kernel(config: Config) -> Kernel:
             keep(x, state, mask, first_in, in_channels, first_slot, stream)
 
     signature = signature_of(storage, flat(types.int32), arguments(Stream))
-    sizes = threads, config.shared_bytes, config.min_blocks
-    return Kernel("streaming_step", streaming_step, signature, *sizes, key=repr(config))
+    sizes = dict(threads=threads, shared_bytes=config.shared_bytes, min_blocks=config.min_blocks)
+    return Kernel("streaming_step", streaming_step, signature, **sizes, key=repr(config))

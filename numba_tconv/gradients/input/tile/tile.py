@@ -92,8 +92,16 @@ class Config(WarpTile):
     @property
     def window(self) -> Window:
         width = self.block_n + (self.tap_chunk - 1) * self.taps.step
-        sizes = self.phases, self.channels, width, self.pitch, self.threads
-        return Window(self.dtype, *sizes, LOCATING, whole=self.whole_channels)
+        return Window(
+            self.dtype,
+            phases=self.phases,
+            channels=self.channels,
+            width=width,
+            pitch=self.pitch,
+            threads=self.threads,
+            locating=LOCATING,
+            whole=self.whole_channels,
+        )
 
     @property
     def table(self) -> int:

@@ -176,8 +176,8 @@ def make_kernel(config: Config) -> Kernel:
             else:
                 compute_rest(grad_output, x, result, sizes, grid_of_rest)
 
-    sizes = config.threads, config.shared_bytes, config.min_blocks
-    return Kernel("grad_weight_split", function, signature, *sizes, key=repr(config))
+    sizes = dict(threads=config.threads, shared_bytes=config.shared_bytes, min_blocks=config.min_blocks)
+    return Kernel("grad_weight_split", function, signature, **sizes, key=repr(config))
 
 
 def _copying(config: Config, x: Layout) -> Config:

@@ -105,14 +105,30 @@ class Config(ThreadTile):
 
     @property
     def window(self) -> Window:
-        columns, pitch = self.block_l + (self.tap_chunk - 1) * self.taps.step, self.pitch(self.width)
-        sizes = self.phases, self.channels, columns, pitch, self.threads
-        return Window(self.dtype, *sizes, LOCATING, whole=self.whole_channels)
+        return Window(
+            self.dtype,
+            phases=self.phases,
+            channels=self.channels,
+            width=self.block_l + (self.tap_chunk - 1) * self.taps.step,
+            pitch=self.pitch(self.width),
+            threads=self.threads,
+            locating=LOCATING,
+            whole=self.whole_channels,
+        )
 
     @property
     def x_window(self) -> Window:
-        sizes = 1, self.block_m, self.block_l, self.pitch(self.block_l), self.threads
-        return Window(self.dtype, *sizes, LOCATING, self.x_vector, self.whole_rows)
+        return Window(
+            self.dtype,
+            phases=1,
+            channels=self.block_m,
+            width=self.block_l,
+            pitch=self.pitch(self.block_l),
+            threads=self.threads,
+            locating=LOCATING,
+            vector=self.x_vector,
+            whole=self.whole_rows,
+        )
 
     @property
     def x_stage(self) -> int:
