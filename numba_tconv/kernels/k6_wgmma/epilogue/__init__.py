@@ -152,7 +152,7 @@ def _make_rows(config: Config):
         def store_rows(sums, leaving, buffers, out, place, extra, thread):
             sample, column, row, channel = place.sample, place.column, place.row, place.channel
             channels_left, extent, head = place.channels_left, place.extent, place.head
-            staging = Staging(buffers.shared, buffers.base, int32(buffers.at // 4))
+            staging = Staging(buffers.shared.words, buffers.shared.base, int32(buffers.at // 4))
             thread = Thread(thread.team, thread.warp, recomputed(thread.lane))
             values, runs, offset = sums.values, sums.runs, out.alignment.offset
             steady = False
