@@ -21,7 +21,7 @@ from .boxes import place as byte_of
 from .epilogue import make_epilogue, make_extra_of, runs_of, slab_of
 from .mainloop import make_mainloop
 from .operands import lane_rows_of, make_view
-from .schedule import make_follow, make_locate
+from .schedule import Schedule, make_follow
 from .tile import BLOCKS, CONSUMERS, Config
 
 
@@ -65,15 +65,19 @@ def _make_lane(config: Config):
     return lane_of
 
 
-def make_consume(config: Config):
+def make_consume(config: Config, schedule: Schedule):
     tile, resident, paired, unroll = config.tile, config.resident, config.paired, config.unroll
     depths, channels, all_taps, exact = config.depths, tile.channels, tile.tap_chunk, tile.parts == 2
     all_sums, all_operands = BLOCKS * tile.rows // 2, unroll * tile.parts * 2 * (4 + tile.halo)
     all_totals = all_sums if exact else 1
     staging_at, own_staging, extras_at, own_extras = config.staging, config.own_staging, config.extras_at, config.extras
-    (turns, _), mainloop, view_of = make_locate(config), make_mainloop(config), make_view(config)
-    turns_on = 1 if paired else CONSUMERS
-    first_tile, tile_after = make_follow(config, turns_on)
+    mainloop, view_of, turns, turns_on = (
+        make_mainloop(config),
+        make_view(config),
+        schedule.turns,
+        1 if paired else CONSUMERS,
+    )
+    first_tile, tile_after = make_follow(config, schedule, turns_on)
     # Locating the next tile early pays only with one phase.
     keeps_rows, looks_ahead = resident and not exact, not exact and tile.phases == 1
     aim_tile, store_tile, finish = make_epilogue(config)

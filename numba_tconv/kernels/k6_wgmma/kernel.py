@@ -50,6 +50,7 @@ from .consumer import make_consume
 from .input import is_copied
 from .plan import plan_of
 from .producer import make_produce
+from .schedule import make_schedule
 from .tail import make_kernel as tail_kernel
 from .tile import CONSUMERS, PRODUCERS, REGISTERS, THREADS, Config, configs, sample_columns
 from .unpacked import lies_well
@@ -66,7 +67,8 @@ def make_kernel(config: Config) -> Kernel:
     itemsize, storage = config.tile.itemsize, ELEMENTS[config.tile.dtype].storage
     weights_bytes, map_at, staging_at, resident = config.weights, config.map, config.staging // 4, config.resident
     empty_slots, all_staging, ahead = config.tile.empty_slots, config.staging_bytes // 4, config.split_ahead
-    (barriers_of, init_barriers), produce, consume = make_barriers(config), make_produce(config), make_consume(config)
+    (barriers_of, init_barriers), schedule = make_barriers(config), make_schedule(config)
+    produce, consume = make_produce(config, schedule), make_consume(config, schedule)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
 
     def k6_wgmma(tensor_map, x, weights, y, channels, columns, grid, alignment):

@@ -31,7 +31,8 @@ def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes:
 
     ``stage(k, sums, lane_at, buffer)`` puts rows ``8 * k`` to ``8 * k + 7`` ``buffer`` bytes behind the first buffer,
     which is at ``at``. ``lane_at`` is ``stage``'s own."""
-    of_width = (_make_store(tile, warps, stage, buffers, buffer_bytes, width) for width in (4, 2, 1))
+    run_of = make_run_of(tile)
+    of_width = (_make_store(tile, warps, stage, run_of, buffers, buffer_bytes, width) for width in (4, 2, 1))
     by_fours, by_twos, by_ones = of_width
 
     @device_function
@@ -46,14 +47,14 @@ def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes:
     return store
 
 
-def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, width: int):
+def _make_store(tile: Tile, warps: int, stage, run_of, buffers: int, buffer_bytes: int, width: int):
     """Build the store for runs at multiples of ``width`` outputs."""
     rows, pitch, overlap, threads = tile.rows, tile.pitch, tile.overlap, 32 * warps
     warp_rows = ROUND_ROWS // warps
     step = 32 * width
     steps = -(-(tile.advance + tile.sector - 1) // step)
     pieces = warp_rows * steps
-    copy, run_of = ld_shared_st_global_if(width), make_run_of(tile)
+    copy = ld_shared_st_global_if(width)
 
     @device_function
     def store_round(k, rounds):
