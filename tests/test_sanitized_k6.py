@@ -12,7 +12,7 @@ from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.boxes import rows_of
 from numba_tconv.kernels.k6_wgmma.producer import make_window_start
-from numba_tconv.kernels.k6_wgmma.schedule import make_walk
+from numba_tconv.kernels.k6_wgmma.schedule import make_schedule
 from numba_tconv.runtime import device
 
 from .gpu.common import TENSOR_CORES
@@ -48,7 +48,7 @@ def windows(case):
     if not described:
         x = x.contiguous()
     aligned = by_vectors(x.shape, x.stride(), offset, config.tile) and p.length * x.itemsize % 16 == 0
-    sample_of, window_start = make_walk(config)[0].py_func, make_window_start(config).py_func
+    sample_of, window_start = make_schedule(config).sample_of.py_func, make_window_start(config).py_func
     first, columns = k6_config.sample_columns(p, config)
     for tile, chunk in itertools.product(range(k6_config.column_tiles(p, config)), range(config.tile.tap_chunks(p))):
         n, j = sample_of(tile, columns)

@@ -110,8 +110,8 @@ def test_wgmma_sums_are_the_manuals(n):
 def test_wgmma_operands_in_shared_memory_are_core_matrices(kind, n):
     """K-major without swizzle: core matrices of 8 rows (here of n) of 16 bytes (along k), each 128 consecutive bytes.
 
-    The descriptor (kernels/k6_wgmma/kernel.py) gives their distance along k as the leading one, n * 16 bytes, and along
-    n as the stride, 128 bytes.
+    The descriptor (kernels/k6_wgmma/consumer.py) gives their distance along k as the leading one, n * 16 bytes, and
+    along n as the stride, 128 bytes.
     """
     halves, depth, *_ = KINDS[kind]
     itemsize = 4 // halves

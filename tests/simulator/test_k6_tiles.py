@@ -6,7 +6,7 @@ from numba import cuda
 
 from numba_tconv.kernels.k6_wgmma.arguments import Grid
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole, grid
-from numba_tconv.kernels.k6_wgmma.schedule import make_follow, make_locate
+from numba_tconv.kernels.k6_wgmma.schedule import make_follow, make_schedule
 from numba_tconv.kernels.k6_wgmma.tile import CONSUMERS
 from numba_tconv.lab.measure import workloads
 
@@ -26,7 +26,7 @@ def test_every_tile_has_one_block(which, row_tiles, column_tiles, multiprocessor
     config = choose_whole(workloads.get(which[0]).problem, which[1])
     blocks, band = grid(config, row_tiles, column_tiles, multiprocessors)
     assert blocks <= max(multiprocessors, row_tiles)
-    turns, locate = make_locate(config)
+    turns, locate, *_ = make_schedule(config)
     taken = np.zeros((row_tiles, column_tiles + config.regions), dtype=np.int64)
 
     @cuda.jit
@@ -50,8 +50,8 @@ def test_a_warpgroup_goes_from_each_of_its_tiles_to_the_next(which, row_tiles, c
     blocks, band = grid(config, row_tiles, column_tiles, multiprocessors)
     paired, advance = config.paired, config.tile.advance
     turns_on = 1 if paired else CONSUMERS
-    turns, _ = make_locate(config)
-    first_tile, tile_after = make_follow(config, turns_on)
+    schedule = make_schedule(config)
+    turns, (first_tile, tile_after) = schedule.turns, make_follow(config, schedule, turns_on)
     taken = np.zeros((row_tiles, column_tiles + CONSUMERS), dtype=np.int64)
 
     @cuda.jit

@@ -2,11 +2,12 @@
 
 from typing import NamedTuple
 
-from numba import types
+from numba import int32, types
 
 from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.tensor_core.outputs import Alignment, Runs
 from numba_tconv.kernels.common.tensor_map import MAP_WORDS
+from numba_tconv.ptx import device_function
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import flat
 
@@ -96,6 +97,20 @@ class Grid(NamedTuple):
     row_tiles: int
     column_tiles: int
     band: int  # column tiles (pairs) that blocks share
+
+
+@device_function
+def narrow_grid(grid):
+    tiles = int32(grid.group_tiles), int32(grid.row_tiles), int32(grid.column_tiles), int32(grid.band)
+    return Grid(grid.tap_chunks, grid.last_taps, grid.channel_chunks, *tiles)
+
+
+@device_function
+def narrow_input(x):
+    w, f = x.window, x.fetch
+    window = Window(int32(w.alike_log), int32(w.pitch), int32(w.shear), int32(w.region), int32(w.slot), int32(w.stages))
+    fetch = Fetch(f.boxed != 0, f.aligned != 0, f.whole_tiles != 0, f.in_vectors != 0)
+    return Input(x.data, x.address, x.stride_n, x.stride_c, x.early, window, fetch, x.samples)
 
 
 def signature_of(config: Config) -> tuple:
@@ -197,12 +212,16 @@ class Leaving(NamedTuple):
     y: object
 
 
+class Shared(NamedTuple):
+    words: object
+    elements: object  # as elements of x
+    base: int  # address
+
+
 class Buffers(NamedTuple):
     """A warpgroup's staging; offsets in bytes."""
 
-    shared: object
-    as_stored: object  # as elements of x
-    base: int  # address of ``shared``
+    shared: Shared
     at: int
     extras_at: int  # of staged biases
     turns: int  # mbarriers of a shared buffer

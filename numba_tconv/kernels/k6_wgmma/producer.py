@@ -24,7 +24,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .arguments import Origin
 from .boxes import place
-from .schedule import make_locate, make_walk
+from .schedule import Schedule
 from .split_ahead import make_split_stage
 from .tile import PRODUCERS, Config
 from .unpacked import make_bring, make_order, run_of
@@ -155,14 +155,14 @@ def make_fill(config: Config):
     return fill_in_vectors, fill
 
 
-def make_produce(config: Config):
+def make_produce(config: Config, schedule: Schedule):
     """Build ``produce``: a producer warp brings every fourth stage.
 
     At most one warp a slot copies: a warp two rounds ahead would mistake an older phase for its own."""
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, config.depth, config.stage_weights, config.ring
     vector, config_depths, last = ALIGNMENT // itemsize, config.depths, regions - 1
-    (turns, locate), (sample_of, walk) = make_locate(config), make_walk(config)
+    turns, locate, sample_of, walk = schedule
     (fill_in_vectors, fill), window_start = make_fill(config), make_window_start(config)
     split_ahead, width, farthest = config.split_ahead, config.width, int64(1 << 20)
     split_stage = make_split_stage(config)

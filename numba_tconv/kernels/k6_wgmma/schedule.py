@@ -1,5 +1,8 @@
 """Tile scheduler: concurrent blocks share inputs and weights in L2."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from numba import cuda, int32, int64, uint32
 
 from numba_tconv.ptx import device_function
@@ -8,9 +11,17 @@ from .arguments import Step, Tile
 from .tile import Config
 
 
-def make_locate(config: Config):
-    """Build ``turns`` (of a block) and ``locate`` (a turn's row and first column tile)."""
-    resident, together = config.resident, config.regions
+class Schedule(NamedTuple):
+    """Device functions, compiled once for producers and consumers."""
+
+    turns: Callable  # of a block
+    locate: Callable  # a turn's row tile and first column tile
+    sample_of: Callable  # and the column, of a column tile
+    walk: Callable  # by a step, undivided
+
+
+def make_schedule(config: Config) -> Schedule:
+    resident, together, advance = config.resident, config.regions, config.tile.advance
 
     @device_function
     def divided(a, b):
@@ -38,13 +49,6 @@ def make_locate(config: Config):
         row_tile = divided(rest, here)
         return row_tile, int32((first * band + rest - row_tile * here) * together)
 
-    return turns, locate
-
-
-def make_walk(config: Config):
-    """Build two ways to a tile's sample and column: ``sample_of`` a column tile, ``walk`` on by a step, undivided."""
-    advance = config.tile.advance
-
     @device_function
     def sample_of(column_tile, columns):
         n, j = divmod(int64(column_tile) * advance, columns)
@@ -55,14 +59,12 @@ def make_walk(config: Config):
         n, j = int32(n + n_step), j + j_step
         return (int32(n + 1), j - columns) if j >= columns else (n, j)
 
-    return sample_of, walk
+    return Schedule(turns, locate, sample_of, walk)
 
 
-def make_follow(config: Config, turns_on: int):
+def make_follow(config: Config, schedule: Schedule, turns_on: int):
     """Build ``first_tile``, with the step to the next, and ``tile_after``; ``own``: the warpgroup's tile in a pair."""
-    resident = config.resident
-    _, locate = make_locate(config)
-    sample_of, walk = make_walk(config)
+    resident, (_, locate, sample_of, walk) = config.resident, schedule
 
     @device_function
     def first_tile(turn, grid, own, columns):

@@ -15,7 +15,7 @@ from numba_tconv.kernels.k6_wgmma.boxes import ALIGNMENT, LARGEST_BOX, Rows, geo
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole
 from numba_tconv.kernels.k6_wgmma.operands import make_beyond
 from numba_tconv.kernels.k6_wgmma.producer import make_window_start
-from numba_tconv.kernels.k6_wgmma.schedule import make_walk
+from numba_tconv.kernels.k6_wgmma.schedule import make_schedule
 from numba_tconv.kernels.k6_wgmma.tile import (
     MOST_PADDING,
     MOST_PADDING_OF_ELEMENTS,
@@ -171,7 +171,7 @@ def test_a_window_is_fetched_in_boxes_only_where_other_samples_have_no_inputs(wh
         dilation=workload.dilation,
     )
     first, columns = sample_columns(problem, config)
-    window_start, sample_of = make_window_start(config).py_func, make_walk(config)[0].py_func
+    window_start, sample_of = make_window_start(config).py_func, make_schedule(config).sample_of.py_func
     tile = config.tile
     for column_tile in range(column_tiles(problem, config)):
         for chunk in range(tile.tap_chunks(problem)):
@@ -226,7 +226,7 @@ def test_samples_get_more_columns_where_their_windows_would_be_filled_by_element
 
 @hypothesis.given(columns=st.integers(1, 500), tiles=st.integers(0, 50), apart=st.integers(0, 300))
 def test_walking_from_tile_to_tile_comes_where_a_division_does(columns, tiles, apart):
-    sample_of, walk = (function.py_func for function in make_walk(CONFIGS["kb64", "tf32"]))
+    sample_of, walk = (function.py_func for function in make_schedule(CONFIGS["kb64", "tf32"])[2:])
     place, step = sample_of(tiles, columns), sample_of(apart, columns)
     for turn in range(5):
         assert place == sample_of(tiles + turn * apart, columns)

@@ -20,7 +20,7 @@ from numba_tconv.kernels.common.tensor_core import store_runs as tensor_runs
 from numba_tconv.kernels.common.tensor_core.outputs import Place, Thread
 from numba_tconv.kernels.common.tensor_core.tile import COLUMNS
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.arguments import Buffers, Leaving, Sums
+from numba_tconv.kernels.k6_wgmma.arguments import Buffers, Leaving, Shared, Sums
 from numba_tconv.kernels.k6_wgmma.epilogue import bulk as k6_bulk
 from numba_tconv.kernels.k6_wgmma.epilogue import staging as k6_stage
 from numba_tconv.kernels.k6_wgmma.epilogue import vectors as k6_vectors
@@ -258,7 +258,7 @@ def check(state, p, config, shift):
     state.itemsize, state.shift = tile.out_dtype.itemsize, shift
     y, stored = state.Output(), state.Stored()
     out = output_of(p, y, config, tensor_store.alignment_of(shift * state.itemsize, p, tile))
-    buffers = Buffers(stored, stored, 0, BUFFERS, BIASES, None, None)
+    buffers = Buffers(Shared(stored, stored, 0), BUFFERS, BIASES, None, None)
     store, _ = k6_bulk.make_bulk_store(config)
     rounds, found = tile.channels // config.bulk_channels, 0
     for column_tile, place_of in straight_tiles(p, config, out, to_the_output=True):

@@ -146,7 +146,8 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     monkeypatch.setattr(k6_load.cuda, "blockIdx", SimpleNamespace(x=blocks - 1), raising=False)
     log, early, stride_c = alike.bit_length() - 1, 0 if alike == 1 else 3, p.length + rows.shear
     window = Window(log, g.pitch, g.shear, g.region, g.slot, g.stages)
-    produce, apart = k6_load.make_produce(config), columns % tile.advance == 0
+    schedule = k6_schedule.make_schedule(config)
+    produce, apart = k6_load.make_produce(config, schedule), columns % tile.advance == 0
     # Two phases of a slot look alike, so a warp that waits must be at most one round of the ring ahead.
     fetch, samples = Fetch(True, rows.aligned, apart, False), Samples(p.batch, p.length, columns, first)
     x = Input(None, None, p.in_channels * stride_c, stride_c, early, window, fetch, samples)
@@ -159,8 +160,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
         for number, stage in enumerate(brought):
             by_place[number * together + warp].append(stage)
 
-    _, locate = k6_schedule.make_locate(config)
-    sample_of, _ = k6_schedule.make_walk(config)
+    _, locate, sample_of, _ = schedule
     window_start = k6_load.make_window_start(config)
     groups_of_tiles = -(-column_tiles // config.regions)
     turns = groups_of_tiles if config.resident else groups_of_tiles * row_tiles

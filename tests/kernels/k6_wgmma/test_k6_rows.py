@@ -22,7 +22,7 @@ from numba_tconv.kernels.common.tensor_core.fragments import wgmma_d
 from numba_tconv.kernels.common.tensor_core.outputs import Place, Thread
 from numba_tconv.kernels.k6_wgmma import epilogue as k6_epilogue
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.arguments import Buffers, Sums
+from numba_tconv.kernels.k6_wgmma.arguments import Buffers, Shared, Sums
 from numba_tconv.kernels.k6_wgmma.epilogue import rows as k6_rows
 from numba_tconv.lab.measure import workloads
 from tests.kernels.test_tensor_store import cast_quickly, expected, output_of
@@ -165,7 +165,7 @@ def check(state, p, config, shift, has_bias, times=1):
     tile, first = config.tile, k6_config.sample_columns(p, config)[0]
     state.shift, y, found = shift, {}, 0
     out = output_of(p, y, config, tensor_store.alignment_of(shift * 4, p, tile), has_bias)
-    buffers = Buffers(None, None, 0, BUFFERS, None, None, None)
+    buffers = Buffers(Shared(None, None, 0), BUFFERS, None, None, None)
     store = k6_rows.make_store_rows(config)
     for column_tile, place_of in straight_tiles(p, config, out, to_the_output=False):
         found += 1
@@ -235,7 +235,7 @@ def test_other_tiles_are_staged_and_stored_round_by_round(monkeypatch, workload)
     monkeypatch.setattr(k6_epilogue, "make_stage_rows", lambda tile: stage_rows)
     monkeypatch.setattr(k6_epilogue, "barrier_sync", lambda *_: None)
     out = SimpleNamespace(alignment=SimpleNamespace(offset=0))
-    place, buffers = Place(0, 0, 0, 16, tile.channels, None, None), Buffers(None, None, 0, 0, 0, None, None)
+    place, buffers = Place(0, 0, 0, 16, tile.channels, None, None), Buffers(Shared(None, None, 0), 0, 0, None, None)
     sums = Sums(range(tile.rows), None, [], None)
     k6_epilogue._make_rows(config)(store, False)(sums, None, buffers, out, place, 0.0, Thread(0, 0, 0))
 
@@ -280,7 +280,7 @@ def test_buffers_are_handed_over_when_they_have_been_read(monkeypatch, buffers, 
     monkeypatch.setattr(k6_epilogue, "mbarrier_arrive", lambda turn: done.append(("arrive", turn)))
     epilogue = k6_epilogue.make_epilogue(config)
     crew, turns, parity = 1, 4096, 1
-    staging = Buffers(None, None, 0, 0, 0, turns, parity)
+    staging = Buffers(Shared(None, None, 0), 0, 0, turns, parity)
     for lane in (0, 1):
         done.clear()
         thread = Thread(crew, 0, lane)
@@ -318,6 +318,6 @@ def test_where_a_tile_goes_is_what_the_stores_are_told(monkeypatch, straight):
     place, goes_straight = epilogue.aim(3, 40, 5, 16, 13, out, thread)
     extent = ("extent", 3, 40, out)
     assert place == Place(3, 40, 5, 16, 13, extent, (3, 16, extent, out, 2))
-    buffers = Buffers(None, None, 0, 0, 0, 4096, 1)
+    buffers = Buffers(Shared(None, None, 0), 0, 0, 4096, 1)
     epilogue.store("sums", "leaving", buffers, out, place, goes_straight, 0.5, thread)
     assert told == [("sums", "leaving", buffers, out, place, 0.5, thread)]

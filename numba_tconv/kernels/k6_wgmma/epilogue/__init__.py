@@ -114,21 +114,19 @@ def make_extra_of(config: Config):
 
 def _make_runs(config: Config, make_rows):
     tile = config.tile
-    prepare, kept = make_prepare(tile, STORE_WARPS), keeps_runs(tile, STORE_WARPS)
-    load_extra = make_load_extra(tile, STORE_WARPS, add_bias=True)
+    prepare, load_extra = make_prepare(tile, STORE_WARPS), make_load_extra(tile, STORE_WARPS, add_bias=True)
     stores = (make_store_runs(tile, STORE_WARPS, quantum, prepare, load_extra) for quantum in (4, 2, 1))
-    by_fours, by_twos, by_ones = (make_rows(store, kept) for store in stores)
+    by_fours, by_twos, by_ones = stores
 
     @device_function
-    def store_in_runs(sums, leaving, buffers, out, place, extra, thread):
+    def store_round(runs, out, staging, place, thread):
         if out.alignment.quantum == 4:
-            by_fours(sums, leaving, buffers, out, place, extra, thread)
-        elif out.alignment.quantum == 2:
-            by_twos(sums, leaving, buffers, out, place, extra, thread)
-        else:
-            by_ones(sums, leaving, buffers, out, place, extra, thread)
+            return by_fours(runs, out, staging, place, thread)
+        if out.alignment.quantum == 2:
+            return by_twos(runs, out, staging, place, thread)
+        return by_ones(runs, out, staging, place, thread)
 
-    return store_in_runs
+    return make_rows(store_round, keeps_runs(tile, STORE_WARPS))
 
 
 def _make_rows(config: Config):
@@ -152,7 +150,7 @@ def _make_rows(config: Config):
         def store_rows(sums, leaving, buffers, out, place, extra, thread):
             sample, column, row, channel = place.sample, place.column, place.row, place.channel
             channels_left, extent, head = place.channels_left, place.extent, place.head
-            staging = Staging(buffers.shared, buffers.base, int32(buffers.at // 4))
+            staging = Staging(buffers.shared.words, buffers.shared.base, int32(buffers.at // 4))
             thread = Thread(thread.team, thread.warp, recomputed(thread.lane))
             values, runs, offset = sums.values, sums.runs, out.alignment.offset
             steady = False

@@ -132,14 +132,14 @@ def make_bulk_store(config: Config):
         run = tile.run + number * (channels * out.length)
         begin = int32(int32(run + out.alignment.shift) & (vector - 1))
         moved = int32(begin * itemsize + number % buffers_of_round * buffer_bytes)
-        extras_at = int32(buffers.base + buffers.extras_at + number * (channels * 4))
+        extras_at = int32(buffers.shared.base + buffers.extras_at + number * (channels * 4))
         stage(int32(number * matrices), tile.sums, int32(tile.column + moved), extras_at, thread.lane,
               int32(tile.pitch * itemsize), begin)  # fmt: skip
         if not by_lanes:
             fence_async()
         barrier_sync(thread.team + 1, 128)
-        shared = as_outputs(buffers.shared, buffers.as_stored)
-        staged = Staged(shared, buffers.base, int32(buffers.at + moved), tile.pitch, run,
+        shared = as_outputs(buffers.shared.words, buffers.shared.elements)
+        staged = Staged(shared, buffers.shared.base, int32(buffers.at + moved), tile.pitch, run,
                         tile.place.channels_left - number * channels, tile.place.extent)  # fmt: skip
         if by_lanes:
             write_vectors(staged, out, thread)
@@ -156,8 +156,9 @@ def make_bulk_store(config: Config):
         thread = Thread(thread.team, thread.warp, recomputed(thread.lane))
         number = int32(thread.warp * 32 + thread.lane)
         if number < tile_channels:
-            st_shared_f32(int32(buffers.base + buffers.extras_at + number * 4), extra)
-        column = int32(buffers.base + buffers.at + column_of_lane(thread.warp, thread.lane, 0, 0) * (span * itemsize))
+            st_shared_f32(int32(buffers.shared.base + buffers.extras_at + number * 4), extra)
+        column = column_of_lane(thread.warp, thread.lane, 0, 0)
+        column = int32(buffers.shared.base + buffers.at + column * (span * itemsize))
         store_rounds(int32(0), Tile(sums.total if exact else sums.acc, column, buffers, leaving, out, place, run,
                                     pitch_of(out.length), thread))  # fmt: skip
 

@@ -18,7 +18,7 @@ def make_store_rows(config: Config):
     @device_function
     def store_rows(sums, leaving, buffers, out, place, extra, thread):
         thread = Thread(thread.team, thread.warp, recomputed(thread.lane))
-        at = int32(buffers.base + buffers.at)
+        at = int32(buffers.shared.base + buffers.at)
         own = sums.total if exact else sums.acc
         barrier_sync(thread.team + 1, 128)  # the last tile's buffers have been read
         if out.has_bias:
