@@ -116,5 +116,4 @@ def fill(calls: list[Call | ActivationCall], cc: tuple, jobs: int) -> tuple[int,
 
 
 def _compile(call: Call | ActivationCall, name: str, key: str, cc: tuple) -> None:
-    (kernel,) = [kernel for kernel in call.kernels() if (kernel.name, kernel.key) == (name, key)]
-    kernel.kept_ptx(cc)
+    next(kernel for kernel in call.kernels() if (kernel.name, kernel.key) == (name, key)).kept_ptx(cc)

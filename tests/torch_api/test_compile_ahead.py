@@ -1,6 +1,7 @@
 """Compiling ahead: the rungs launch the compiled kernels, and a first launch finds their files."""
 
 import itertools
+from dataclasses import replace
 from unittest.mock import MagicMock
 
 import pytest
@@ -327,3 +328,12 @@ def test_kernels_of_one_name_are_told_apart(monkeypatch):
         assert not cache.holds(kernel.name, kernel.key, (9, 0, "a"))
         compile_ahead._compile(call, kernel.name, kernel.key, (9, 0, "a"))
         assert cache.holds(kernel.name, kernel.key, (9, 0, "a"))
+
+
+def test_a_kernel_that_a_call_launches_twice_is_compiled_once(monkeypatch):
+    monkeypatch.setattr(Kernel, "ptx", lambda kernel, _: kernel.key)
+    problem = replace(workloads.get("oobleck_u1").problem, batch=1)
+    call = compile_ahead.Call("k6_wgmma", problem, torch.float32, "tf32", H200)
+    launched = [(kernel.name, kernel.key) for kernel in call.kernels()]
+    assert len(set(launched)) < len(launched)
+    assert compile_ahead.fill([call], (9, 0, "a"), jobs=1) == (len(set(launched)), 0)
