@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
@@ -12,6 +13,7 @@ from numba_tconv.runtime.device import GPUS, RESERVED_SHARED
 from numba_tconv.runtime.kernel import architecture, target
 from numba_tconv.selection import gradient as gradients
 from numba_tconv.selection.forward import select
+from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api.operators import gradient_precision
 
 from .thorough import thorough
@@ -85,6 +87,16 @@ def test_what_is_selected_fits_into_shared_memory(cc):
                 assert fit, (workload.name, precision, config)
                 taken.add(rung.name)
     assert {"k4_register_tile", "k5_dmma", "k6_wgmma" if cc == (9, 0) else "k5_mma", "depthwise"} <= taken
+
+
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "bf16"])
+def test_tiles_that_need_more_shared_memory_are_refused(precision):
+    problem, dtype, k5 = Problem(1000, 64, 2, 1, 200, stride=92, dilation=3), DTYPES[precision], RUNGS["k5_mma"]
+    assert k5.refusal(problem, dtype, precision, BY_CC[(8, 0)]) is None
+    for cc in ((8, 6), (8, 9), (12, 0)):
+        assert "shared memory" in k5.refusal(problem, dtype, precision, BY_CC[cc])
+        rung = select(problem, dtype, precision, BY_CC[cc])
+        assert rung.config_on(BY_CC[cc], problem, dtype, precision) if precision == "bf16" else rung is None
 
 
 def check(report, device, min_blocks):

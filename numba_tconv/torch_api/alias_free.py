@@ -251,12 +251,28 @@ class _Filter(nn.Module):
                 raise TypeError(f"{name} must be an int, not {type(value).__name__}")
             if not 1 <= value <= most:
                 raise RuntimeError(f"{name} must be from 1 to {most}, got {value}")
+        self.ratio = ratio
+        self.register_buffer("filter", torch.empty((1, 1, taps), **like))
+        self._fill()
+
+    def _made(self) -> torch.Tensor:
         with torch.device("cpu"):
-            made = kaiser_sinc(ratio, taps)
-        self.register_buffer("filter", torch.empty(made.shape, **like).copy_(made))
+            return kaiser_sinc(self.ratio, self.filter.shape[-1])
+
+    def _fill(self) -> None:
+        self.filter.copy_(self._made())
+
+    def _apply(self, *args, **kwargs):
+        was_meta = self.filter.is_meta
+        super()._apply(*args, **kwargs)
+        if was_meta:  # to_empty
+            self._fill()
+        return self
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, *others):
         missing = []
+        if self.filter.is_meta:
+            state_dict.setdefault(prefix + "filter", self._made())
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, *others)
         missing_keys += [key for key in missing if key != prefix + "filter"]
 

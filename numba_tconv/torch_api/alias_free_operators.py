@@ -25,7 +25,7 @@ from numba_tconv.runtime.layout import Layout, room
 from numba_tconv.runtime.ready import Ready
 
 from . import fast_path as direct
-from . import flops
+from . import flops, torchs
 
 NAME = "numba_tconv::alias_free_activation"
 TENSORS = "Tensor x, Tensor up_filter, Tensor down_filter, Tensor? alpha, Tensor? beta"
@@ -251,7 +251,7 @@ def composed_gradients(grad_output, tensors: Tensors, wanted, form: Form) -> lis
     def own(tensor, wanted):  # operands may depend on each other
         return tensor.view_as(tensor) if again else tensor.detach().requires_grad_(wanted)
 
-    with torch.enable_grad():
+    with torch.enable_grad(), torchs.without_autocast(grad_output):
         tensors = [one if one is None else own(one, w) for one, w in zip(tensors, wanted, strict=True)]
         outputs = composed(*tensors, *form)
         operands = [one for one, w in zip(tensors, wanted, strict=True) if w]

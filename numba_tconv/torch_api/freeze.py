@@ -16,7 +16,7 @@ from numba_tconv.kernels.common.packed_weights import FrozenWeights
 from numba_tconv.runtime.layout import layout_of
 
 from . import fast_path as direct
-from . import functional
+from . import functional, torchs
 from .alias_free import AliasFreeActivation, tensors_of
 from .freezable import Freezable, computing_hooks
 from .functional import autocasts
@@ -164,8 +164,7 @@ class _Kept:
 class FrozenLayer(_Kept):
     def __init__(self, layer: ConvTranspose1d):
         super().__init__(layer)
-        unrounded = torch.autocast("cuda" if self.tensors[0].is_cuda else "cpu", enabled=False)
-        with torch.inference_mode(False), torch.no_grad(), unrounded:
+        with torch.inference_mode(False), torch.no_grad(), torchs.without_autocast(self.tensors[0]):
             for hook in computing_hooks(layer):  # else their tensors may be old
                 hook(layer, ())
             weights, self.bias = FrozenWeights(layer.weight), None if layer.bias is None else layer.bias.detach()

@@ -82,7 +82,7 @@ def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterato
         return mode.from_tensor(one)
 
     kept = torch.is_autocast_cache_enabled()
-    places = [one for module in modules for one in (vars(module), module._parameters, module._buffers)]
+    places = [one for m in modules for one in (vars(m), m._parameters, m._buffers, m._modules)]
     before = [dict(place) for place in places]
     torch.set_autocast_cache_enabled(False)
     try:

@@ -16,8 +16,13 @@ def forward(input, weight, bias, stride, padding, output_padding, groups, dilati
     return dropped(torch.conv_transpose1d(input, weight, bias, *sizes), cover)
 
 
-def without_views(*arguments) -> torch.Tensor:
-    output = forward(*arguments)
+def without_autocast(tensor: torch.Tensor) -> torch.autocast:
+    return torch.autocast("cuda" if tensor.is_cuda else "cpu", enabled=False)
+
+
+def without_views(input, *others) -> torch.Tensor:
+    with without_autocast(input):
+        output = forward(input, *others)
     return output.clone(memory_format=torch.contiguous_format) if output._is_view() else output.contiguous()
 
 

@@ -268,6 +268,14 @@ def test_the_gradient_for_the_input_of_few_channels_is_for_warpgroups_too(worklo
     assert config.rung == "k6_wgmma"
 
 
+@tensor_arithmetic
+@devices
+def test_a_long_crop_does_not_matter(device, dtype, precision):
+    whole = replace(KB64, length=200_000)
+    cropped = replace(whole, padding=70_000)
+    assert name(cropped, dtype, precision, device) == name(whole, dtype, precision, device)
+
+
 def test_a_kernel_of_millions_of_taps_is_chosen_for_at_once():
     problem, begun = Problem(2, 64, 64, 2**23, 1000), time.process_time()
     assert name(problem, torch.bfloat16, "bf16", H200) == "k6_wgmma"

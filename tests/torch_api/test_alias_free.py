@@ -54,6 +54,19 @@ def test_derivatives():
     assert torch.autograd.gradgradcheck(function, wanted)
 
 
+def test_gradients_do_not_follow_autocast():
+    """Torch's own do not either."""
+    tensors = [one.requires_grad_() for one in operands(dtype=torch.float32)]
+
+    def gradients(**autocast):
+        y = alias_free_activation(*tensors, *CHOICES)
+        with torch.autocast("cpu", torch.bfloat16, **autocast):
+            first = torch.autograd.grad(y.square().sum(), tensors, create_graph=True)
+            return *first, *torch.autograd.grad(sum(one.square().sum() for one in first), tensors)
+
+    assert all(map(torch.equal, gradients(), gradients(enabled=False)))
+
+
 @pytest.mark.parametrize("choices", [(3, 2, False, "snake"), (1, 4, True, "snake"), (2, 3, True, "gelu")], ids=str)
 def test_gradients_of_other_choices(choices):
     tensors = [one.requires_grad_() for one in operands()]

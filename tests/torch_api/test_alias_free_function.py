@@ -171,6 +171,17 @@ def test_the_layer_loads_a_checkpoint_without_filters():
         ours.load_state_dict({})
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_layer_made_without_memory_loads_a_checkpoint_without_filters(assign):
+    sizes = dict(up_ratio=4, up_kernel_size=16)
+    wanted, empty = AliasFreeActivation(C, **sizes), AliasFreeActivation(C, **sizes, device="meta")
+    if not assign:
+        empty.to_empty(device="cpu")
+    state = {name: one for name, one in wanted.state_dict().items() if "filter" not in name}
+    empty.load_state_dict(state, assign=assign)
+    torch.testing.assert_close(dict(empty.state_dict()), dict(wanted.state_dict()), rtol=0, atol=0)
+
+
 def test_each_filter_has_its_own_size():
     layer = AliasFreeActivation(C, up_kernel_size=9, down_kernel_size=8)
     assert (layer.upsample.filter.shape, layer.downsample.lowpass.filter.shape) == ((1, 1, 9), (1, 1, 8))

@@ -1,6 +1,7 @@
 """Calls that a frozen layer remembers serve calls like them, and no others."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -189,3 +190,13 @@ def test_a_hook_that_another_thread_restores_still_computes():
     before = layer.weight
     held(hook, layer, ())
     assert layer.weight is not before
+
+
+def test_weights_that_are_saved_for_a_gradient_can_be_pickled():
+    layer, x = frozen_layer().requires_grad_(False), signal().requires_grad_()
+    numba_tconv.freeze(layer)
+    (expected,) = torch.autograd.grad(layer(x).sum(), x)
+    with torch.autograd.graph.saved_tensors_hooks(pickle.dumps, pickle.loads):
+        y = layer(x)
+    assert layer._frozen is not None
+    assert torch.equal(*torch.autograd.grad(y.sum(), x), expected)

@@ -53,6 +53,19 @@ def differentiable(problem):
     return [tensor.requires_grad_() for tensor in tensors]
 
 
+def test_derivatives_do_not_follow_autocast():
+    """Torch's own do not either."""
+    _, *tensors = (one.detach().float().requires_grad_() for one in differentiable(SMALL[GROUPS]))
+
+    def derivatives(**autocast):
+        y = ops.conv_transpose1d(*tensors, *SMALL[GROUPS].parameters, "", "ieee")
+        with torch.autocast("cpu", torch.bfloat16, **autocast):
+            first = torch.autograd.grad(y.square().sum(), tensors, create_graph=True)
+            return *first, *torch.autograd.grad(sum(one.square().sum() for one in first), tensors)
+
+    assert all(map(torch.equal, derivatives(), derivatives(enabled=False)))
+
+
 @pytest.fixture
 def through_the_operator(monkeypatch):
     """The public function takes CPU tensors as a GPU's."""

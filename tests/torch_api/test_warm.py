@@ -148,7 +148,7 @@ def test_lazy_layers_are_refused_and_stay_as_they_are():
 
 
 class Keeping(nn.Module):
-    """Keeps tensors of its last call, as streaming models do."""
+    """Keeps tensors and a layer of its last call."""
 
     def __init__(self):
         super().__init__()
@@ -157,6 +157,7 @@ class Keeping(nn.Module):
 
     def decode(self, x):
         self.last = self.state = self.extra = self.layer(x)
+        self.added = nn.Linear(2, 2)
         return self.last
 
 
@@ -168,6 +169,7 @@ def test_no_fake_tensor_stays_behind():
         assert len(transposed_convolutions(model.decode, x)) == 1
         assert model.last is None
         assert not hasattr(model, "extra")
+        assert not hasattr(model, "added")
         assert torch.equal(model.state, torch.zeros(2))
         assert model.layer.weight is weight
         assert torch.is_autocast_cache_enabled()

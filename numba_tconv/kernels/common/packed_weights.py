@@ -68,6 +68,9 @@ class _Packings:
         self.kept: dict[Packing, _Packed] = {}
         self._lock = threading.Lock()
 
+    def __reduce__(self):
+        return type(None), ()
+
     def packed(self, w: torch.Tensor, packing: Packing) -> torch.Tensor:
         on_gpu = packing.weights.index >= 0
         stream = torch._C._cuda_getCurrentRawStream(packing.weights.index) if on_gpu else None

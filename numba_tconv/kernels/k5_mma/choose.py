@@ -8,7 +8,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core.rung import by_vectors, contiguous_rows
 from numba_tconv.kernels.common.tensor_core.split_operand import MOST_SPLIT_TAPS
 from numba_tconv.kernels.common.tensor_core.store_rows import ROUND_ROWS
-from numba_tconv.kernels.common.tensor_core.tile import ANY_LENGTH, Tile, make_tile, round_sizes
+from numba_tconv.kernels.common.tensor_core.tile import Tile, at_any_length, make_tile, round_sizes
 from numba_tconv.runtime.device import H200, REGISTERS, RESERVED_SHARED, Device
 
 from .tile import RUN, Config, MmaTile
@@ -86,8 +86,8 @@ def choose(
 
 
 def _intensity(problem: Problem, tile: Tile) -> float:
-    """FLOPs a byte at great length: all lengths share a kernel."""
-    p = replace(problem, batch=1, length=ANY_LENGTH, output_padding=max(problem.output_padding, 0))
+    """FLOPs a byte."""
+    p = at_any_length(problem)
     return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
 
 

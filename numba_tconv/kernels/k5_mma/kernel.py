@@ -22,7 +22,13 @@ from numba_tconv.kernels.common.arguments import of_problem, over_planes
 from numba_tconv.kernels.common.packed_weights import after_packing
 from numba_tconv.kernels.common.tensor_core.outputs import Place
 from numba_tconv.kernels.common.tensor_core.pack import TensorPacking, packing_of
-from numba_tconv.kernels.common.tensor_core.rung import TensorRung, by_vectors, contiguous_rows, default_precision
+from numba_tconv.kernels.common.tensor_core.rung import (
+    TensorRung,
+    by_vectors,
+    contiguous_rows,
+    default_precision,
+    no_tile,
+)
 from numba_tconv.kernels.common.tensor_core.split_operand import scales_of
 from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
 from numba_tconv.kernels.common.tensor_core.tile import COLUMNS, SECTOR
@@ -189,6 +195,10 @@ class WarpMatrix(TensorRung):
     idea = "tensor cores by mma.sync: a window in registers for all taps, cp.async stages, aligned runs of outputs"
 
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
+
+    def refusal(self, problem, dtype, precision, device):
+        reason = super().refusal(problem, dtype, precision, device)
+        return reason or (None if choose(problem, precision, device) else no_tile(problem))
 
     def config_of(self, x, problem, precision, device):
         return config_of(problem, precision, device, x.shape, x.strides, x.offset % 16)

@@ -7,7 +7,14 @@ from functools import lru_cache
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core.store_rows import ROUND_ROWS
 from numba_tconv.kernels.common.tensor_core.store_runs import keeps_runs
-from numba_tconv.kernels.common.tensor_core.tile import ANY_LENGTH, COLUMNS, WINDOW_LIMIT, Tile, make_tile, round_sizes
+from numba_tconv.kernels.common.tensor_core.tile import (
+    COLUMNS,
+    WINDOW_LIMIT,
+    Tile,
+    at_any_length,
+    make_tile,
+    round_sizes,
+)
 from numba_tconv.runtime.device import H200
 
 CONSUMERS, PRODUCERS = 2, 4  # warpgroups; warps
@@ -259,8 +266,7 @@ def configs(problem: Problem, precision: str, wide_outputs: bool = False, splits
     """Configurations for any batch and length; weights are resident if they fit.
 
     ``wide_outputs``: float32. ``splits``: parts of ``problem`` (split_sums.split)."""
-    any_length = replace(problem, batch=1, length=ANY_LENGTH, output_padding=max(problem.output_padding, 0))
-    found = _configs(any_length, precision, wide_outputs, splits)
+    found = _configs(at_any_length(problem), precision, wide_outputs, splits)
     tails = (replace(config, tail=True) for config in found if tail_column(problem, config) is not None)
     return (*found, *tails)
 

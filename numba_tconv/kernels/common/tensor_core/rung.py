@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from numba_tconv.formula.precision import DTYPES
+from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.rung import Rung
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import H200
@@ -53,10 +54,7 @@ class TensorRung(Rung):
                 "most of a product would be zeros, and a short sum is more exact on CUDA cores"
             )
         if self.choose(problem, precision) is None:
-            return (
-                f"no tile fits stride {problem.stride} and dilation {problem.dilation}: the outputs of its columns "
-                "would not fit in shared memory"
-            )
+            return no_tile(problem)
         return None
 
     def config(self, problem, dtype, precision=None):
@@ -64,6 +62,13 @@ class TensorRung(Rung):
 
     def steps(self, config, problem, device=H200):
         return [*pack.steps(config.tile, self.order), *super().steps(config, problem, device)]
+
+
+def no_tile(problem: Problem) -> str:
+    return (
+        f"no tile fits stride {problem.stride} and dilation {problem.dilation}: the outputs of its columns "
+        "would not fit in shared memory"
+    )
 
 
 def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:

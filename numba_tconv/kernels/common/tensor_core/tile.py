@@ -245,6 +245,12 @@ def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
     return min(fitting, key=cost)
 
 
+def at_any_length(problem: Problem) -> Problem:
+    """One long sample: lengths share kernels."""
+    length = max(ANY_LENGTH, problem.layer.length)
+    return replace(problem, batch=1, length=length, output_padding=max(problem.output_padding, 0))
+
+
 def make_tile(problem: Problem, precision: str, most_rows: int = ROWS, widest_window: int | None = None) -> Tile | None:
     """The tile of at most ``most_rows``; ``widest_window``: columns."""
     shape = _row_shape(problem, most_rows)
