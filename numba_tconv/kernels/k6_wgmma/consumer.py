@@ -69,14 +69,10 @@ def make_consume(config: Config, schedule: Schedule):
     tile, resident, paired, unroll = config.tile, config.resident, config.paired, config.unroll
     depths, channels, all_taps, exact = config.depths, tile.channels, tile.tap_chunk, tile.parts == 2
     all_sums, all_operands = BLOCKS * tile.rows // 2, unroll * tile.parts * 2 * (4 + tile.halo)
-    all_totals = all_sums if exact else 1
+    all_totals, wait_for_all = all_sums if exact else 1, wgmma_wait(0)
     staging_at, own_staging, extras_at, own_extras = config.staging, config.own_staging, config.extras_at, config.extras
-    mainloop, view_of, turns, turns_on = (
-        make_mainloop(config),
-        make_view(config),
-        schedule.turns,
-        1 if paired else CONSUMERS,
-    )
+    mainloop, view_of, turns = make_mainloop(config), make_view(config), schedule.turns
+    turns_on = 1 if paired else CONSUMERS
     first_tile, tile_after = make_follow(config, schedule, turns_on)
     # Locating the next tile early pays only with one phase.
     keeps_rows, looks_ahead = resident and not exact, not exact and tile.phases == 1
@@ -85,7 +81,6 @@ def make_consume(config: Config, schedule: Schedule):
     steps_for_runs = 4 * unroll * -(-channels // 4)
     extra_of, slab, (run_loads, run_channels) = make_extra_of(config), slab_of(config), runs_of(config)
     rows_of, lane_of, column_of_lane = _make_rows_of(config), _make_lane(config), device_function(column_of)
-    wait_for_all = wgmma_wait(0)
 
     @device_function
     def consume(me, x, packed, out, grid, out_per_group, shared, barriers):

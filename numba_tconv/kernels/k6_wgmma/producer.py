@@ -162,7 +162,7 @@ def make_produce(config: Config, schedule: Schedule):
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, config.depth, config.stage_weights, config.ring
     vector, config_depths, last = ALIGNMENT // itemsize, config.depths, regions - 1
-    turns, locate, sample_of, walk = schedule
+    turns, locate, sample_of, walk = schedule.turns, schedule.locate, schedule.sample_of, schedule.walk
     (fill_in_vectors, fill), window_start = make_fill(config), make_window_start(config)
     split_ahead, width, farthest = config.split_ahead, config.width, int64(1 << 20)
     split_stage = make_split_stage(config)

@@ -64,7 +64,7 @@ def make_schedule(config: Config) -> Schedule:
 
 def make_follow(config: Config, schedule: Schedule, turns_on: int):
     """Build ``first_tile``, with the step to the next, and ``tile_after``; ``own``: the warpgroup's tile in a pair."""
-    resident, (_, locate, sample_of, walk) = config.resident, schedule
+    resident, locate, sample_of, walk = config.resident, schedule.locate, schedule.sample_of, schedule.walk
 
     @device_function
     def first_tile(turn, grid, own, columns):
