@@ -1,16 +1,26 @@
-"""Predicated stores reach the whole of a tensor."""
+"""Predicated stores reach the whole of a tensor, guarded loads begin before a row, and copies are whole."""
 
 import re
 
 import pytest
+import torch
 
-from numba_tconv.ptx import SIMULATOR, ld_shared_st_global_if, st_global_if
+from numba_tconv.ptx import (
+    SIMULATOR,
+    cp_async_vector,
+    cp_async_word,
+    global_address,
+    ld_shared_st_global_if,
+    load_guarded,
+    st_global_if,
+)
 
 if SIMULATOR:
     pytest.skip("the simulator compiles nothing", allow_module_level=True)
 
-from numba import cuda, int32, types
+from numba import cuda, float32, int32, types
 
+from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, contiguous
 
 
@@ -50,3 +60,24 @@ def test_every_word_is_stored(count, shared):
         (loaded,) = re.findall(rf"ld\.shared\.{kind} ([^;]+), \[%r\d+\];", ptx)
         assert loaded == stored
         assert len(set(re.findall(r"r\d+", loaded))) == count
+
+
+def test_a_run_begins_at_a_negative_position():
+    load = load_guarded(ELEMENTS[torch.float32], 2)
+
+    def loads(source, stride, begin, length):
+        window = cuda.local.array(2, dtype=float32)
+        load(window, source, stride, stride, begin, length)
+        source[0] = window[0] + window[1]
+
+    signature = contiguous(types.float32, 1), types.int64, types.int32, types.int32
+    assert re.search(r"(cvt\.s64|mul\.wide)\.s32\s", Kernel("loads", loads, signature, 32).ptx((9, 0)))
+
+
+@pytest.mark.parametrize(("copy", "size"), [(cp_async_vector, 16), (cp_async_word, 4)], ids=["vector", "word"])
+def test_a_copy_is_of_a_whole_vector_or_word(copy, size):
+    def copies(source, address):
+        copy(address, global_address(source, 0))
+
+    ptx = Kernel("copies", copies, (contiguous(types.int32, 1), types.int32), 32).ptx((8, 0))
+    assert re.search(rf"cp\.async\.c[ag]\.shared\.global \[%r\d+\], \[%rd\d+\], {size};", ptx)
