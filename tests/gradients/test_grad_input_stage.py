@@ -212,19 +212,17 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
     for s, boxes in enumerate(shared.produced(config, shape, place, count), part * count):
         arrived = {}
         for at, begin in boxes.items():
-            brought = fetch(memory, itemsize, sizes, distances, box, begin)
-            arrived |= {at + e * itemsize: value for e, value in enumerate(brought)}
+            brought = enumerate(fetch(memory, itemsize, sizes, distances, box, begin))
+            arrived |= {at + e * itemsize: value for e, value in brought}
         assert max(arrived) < SLOT + config.slot
         for crews in ((0,), (1,)) if config.alternate else ((0, 1),):  # those that consume a stage
             shared.elements = dict(arrived)
             for crew, warp, lane in itertools.product(crews, range(4), range(32)):
                 prepare(known[crew, warp, lane], 0, 0)
             for (crew, warp), lane in itertools.product(warps, range(32)):
-                if crew not in crews:
-                    continue
-                check_lane(
-                    shared, p, config, load, known[crew, warp, lane], (crew, warp, lane), position, s, sample, group
-                )
+                where = crew, warp, lane
+                if crew in crews:
+                    check_lane(shared, p, config, load, known[where], where, position, s, sample, group)
 
 
 def check_lane(shared, p, config, load, lane_knows, where, position, s, sample, group):
@@ -333,13 +331,10 @@ def test_drawn_problems(shared, precision, seed):
 
 
 def all_configs(precision):
-    for workload in workloads.WORKLOADS.values():
-        for sheared in (1, 2, 4, 8):
-            if sheared <= 16 // DTYPES[precision].itemsize:
-                yield from (
-                    (workload.problem, c)
-                    for c in grad_input_wgmma_choose.candidates(workload.problem, precision, sheared)
-                )
+    for workload, sheared in itertools.product(workloads.WORKLOADS.values(), (1, 2, 4, 8)):
+        if sheared <= 16 // DTYPES[precision].itemsize:
+            found = grad_input_wgmma_choose.candidates(workload.problem, precision, sheared)
+            yield from ((workload.problem, config) for config in found)
 
 
 @every_precision

@@ -171,10 +171,9 @@ def test_the_layer_loads_a_checkpoint_without_filters():
         ours.load_state_dict({})
 
 
-def test_each_filter_has_its_own_size_and_ratio():
-    layer = AliasFreeActivation(C, 2, 4, up_kernel_size=9, down_kernel_size=8)
+def test_each_filter_has_its_own_size():
+    layer = AliasFreeActivation(C, up_kernel_size=9, down_kernel_size=8)
     assert (layer.upsample.filter.shape, layer.downsample.lowpass.filter.shape) == ((1, 1, 9), (1, 1, 8))
-    assert layer(torch.ones(1, C, 20)).shape == (1, C, 20 * 2 // 4)
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 3, 4])
