@@ -129,12 +129,8 @@ def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
     rows = problem.batch * problem.out_channels
     make_kernel(config).launch(
         over_planes(config.along(columns), rows),
-        Signal(_bits(grad_output), *grad_output.stride()),
-        _bits(result),
+        Signal(grad_output, *grad_output.stride()),
+        result,
         of_problem(Sizes, problem, columns=columns, pitch=pitch, rows=rows),
     )
     return result[:, :, :columns]
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(torch.uint16) if tensor.element_size() == 2 else tensor

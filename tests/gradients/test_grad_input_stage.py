@@ -19,6 +19,8 @@ from numba_tconv.gradients.input.wgmma import choose as grad_input_wgmma_choose
 from numba_tconv.gradients.input.wgmma import kernel as grad_input_wgmma
 from numba_tconv.gradients.input.wgmma import operands as grad_input_wgmma_stage
 from numba_tconv.gradients.input.wgmma import producer as grad_input_wgmma_rows
+from numba_tconv.gradients.input.wgmma.arguments import Grid, Place, Shape
+from numba_tconv.kernels.common.pipeline import Pipe
 from numba_tconv.kernels.common.tensor_core import fragments
 from numba_tconv.lab.measure import workloads
 from numba_tconv.runtime.layout import NO_GPU, Layout
@@ -66,7 +68,7 @@ class Shared:
     """Shared memory by address, the kernel's requests, and who asks."""
 
     def __init__(self, monkeypatch):
-        self.elements, self.words, self.itemsize, self.reached = {}, {}, 2, 0
+        self.elements, self.words, self.itemsize, self.reached, self.asked = {}, {}, 2, 0, []
         fakes = {
             "device_function": lambda function: function,
             "ld_shared": lambda count, kind: self.load_word if count == 1 else self.load_pair,
@@ -78,12 +80,17 @@ class Shared:
             "st_shared_v2_b32": self.store_pair,
             "uint64": lambda value: int(value) % (1 << 64),
         }
-        for module in (grad_input_wgmma_stage, grad_input_wgmma):
+        fakes |= dict.fromkeys(("publish", "tensormap_acquire"), lambda *_: None)
+        waits = "mbarrier_wait", "mbarrier_arrive_expect_tx", "cp_async_bulk_tensor", "cp_async_bulk_tensor_4d"
+        fakes |= dict.fromkeys(waits, lambda *told: self.asked.append(told))
+        for module in (grad_input_wgmma_stage, grad_input_wgmma, grad_input_wgmma_rows):
             for name, fake in fakes.items():
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, fake)
         warp = SimpleNamespace(any_sync=lambda mask, reached: reached | self.reached)
         monkeypatch.setattr(grad_input_wgmma_stage, "cuda", warp)
+        alone = SimpleNamespace(blockIdx=SimpleNamespace(x=0), gridDim=SimpleNamespace(x=1))
+        monkeypatch.setattr(grad_input_wgmma_rows, "cuda", alone)
 
     def element(self, at):
         return self.elements[int(at)]  # a KeyError: no box has arrived there
@@ -101,6 +108,25 @@ class Shared:
 
     def store_pair(self, at, low, high):
         self.words.update({int(at): int(low), int(at) + 4: int(high)})
+
+    def produced(self, config, shape, place, count):
+        """Of each stage, the producer's boxes of grad_output by their addresses in slot 0.
+
+        Once consumers have left a slot, its bytes are announced, and arrive, at its own barrier."""
+        maps = SimpleNamespace(workspace=0, g_template=0, g_address=0, b_template=0, b_address=0)
+        produce = grad_input_wgmma_rows.make_produce(config, lambda *_: place)
+        self.asked.clear()
+        produce(maps, shape, Grid(1, 1, 1, count), 1, 0, Pipe(100, 500, 0), SimpleNamespace(base=SLOT, lane=0))
+        requests = iter(self.asked)
+        for s in range(count):
+            times, slot = divmod(s, config.stages)
+            assert next(requests) == (500 + 8 * slot, 1 - times % 2)
+            assert next(requests) == (100 + 8 * slot, config.stage_bytes)
+            boxes = [next(requests) for _ in range(1 + config.boxes)]
+            assert {box[-1] for box in boxes} == {100 + 8 * slot}
+            first, row = (place.part * count + s) * config.entries, place.group * shape.group_channels
+            assert boxes[0][:-1] == (SLOT + slot * config.slot, grad_input_wgmma_rows.MAP_BYTES, first, row, 0)
+            yield {at - slot * config.slot: begin for at, _, *begin, _ in boxes[1:]}
 
 
 @pytest.fixture
@@ -140,7 +166,7 @@ def laid_out(p, precision, sheared, rng):
 def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
     """One tile of the first sample: every register of these (warpgroup, warp), in every stage of a split."""
     shared.itemsize = itemsize = config.itemsize
-    sheared, vector = config.sheared, 16 // itemsize
+    sheared = config.sheared
     shear, first, sample = grad_input_wgmma_rows.shear_of(strides, config), -p.padding, 0
     memory = {
         n * strides[0] + c * strides[1] + x: (n, c, x)
@@ -148,17 +174,15 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
         for c in range(p.out_channels)
         for x in range(p.out_length)
     }
-    shape = p.out_shape
     if sheared > 1:
-        sizes, distances, box = grad_input_wgmma_rows.template.__wrapped__(shape, strides, config)
+        sizes, distances, box = grad_input_wgmma_rows.template.__wrapped__(p.out_shape, strides, config)
     else:
-        g = Layout(shape, strides, config.dtype, NO_GPU, 0)
+        g = Layout(p.out_shape, strides, config.dtype, NO_GPU, 0)
         sizes, distances, box = grad_ring.template_of_rows(g, config)
     assert math.prod(box) * itemsize == config.box_bytes
 
     table = SLOT + config.words + 8 * grad_ring.CONSUMERS
-    fill, advance = grad_input_wgmma_stage.make_fill(config), grad_input_wgmma_stage.make_advance(config)
-    start, prepare = grad_input_wgmma_stage.make_start(config), grad_input_wgmma_stage.make_prepare(config)
+    fill, prepare = grad_input_wgmma_stage.make_fill(config), grad_input_wgmma_stage.make_prepare(config)
     prepare = getattr(prepare, "py_func", prepare)
     load = grad_input_wgmma_stage.make_operands(config).load
     window_of, begin_tile = grad_input_wgmma_stage.make_lane(config)
@@ -168,13 +192,11 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
     assert len(shared.words) * 4 <= 8 * (config.own_words - grad_ring.CONSUMERS)
 
     position, cropped = tile * config.rows, max(0, p.padding - p.output_padding)
-    column = (position * p.stride + first) & -vector
     count = config.stages_of(p) // splits
-    row, phase = start(part * count)
-    row += group * (p.out_channels_per_group // sheared)
     signal = p.out_length if cropped else grad_ring.LONGEST_SIGNAL
-    grad_rows, place = SimpleNamespace(shear=shear, length=signal), SimpleNamespace(part=part, position=position)
-    told = place, SimpleNamespace(tile_stages=count), SimpleNamespace(first=first), grad_rows
+    grad_rows, place = SimpleNamespace(shear=shear, length=signal), Place(sample, group, part, 0, position)
+    shape = Shape(first, p.length, p.groups, p.out_channels_per_group // sheared, p.in_channels_per_group)
+    told = place, SimpleNamespace(tile_stages=count), shape, grad_rows
     lane_rows, lane_places = 2 * config.blocks, 16 if config.halves else 8
 
     def begun(consumer):
@@ -187,25 +209,20 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
         shared.reached = 0
         shared.reached = any(begun(consumer).ends.reached for consumer in consumers)
         known |= {(crew, warp, consumer.lane): begun(consumer) for consumer in consumers}
-    for s in range(part * count, (part + 1) * count):
+    for s, boxes in enumerate(shared.produced(config, shape, place, count), part * count):
         arrived = {}
-        for z in range(config.boxes):
-            begin = (column + z * config.piece * p.stride, *([0] if sheared > 1 else []), row, sample)
-            brought = fetch(memory, itemsize, sizes, distances, box, begin)
-            at = SLOT + config.b_bytes + z * config.spacing
-            arrived |= {at + e * itemsize: value for e, value in enumerate(brought)}
+        for at, begin in boxes.items():
+            brought = enumerate(fetch(memory, itemsize, sizes, distances, box, begin))
+            arrived |= {at + e * itemsize: value for e, value in brought}
         assert max(arrived) < SLOT + config.slot
         for crews in ((0,), (1,)) if config.alternate else ((0, 1),):  # those that consume a stage
             shared.elements = dict(arrived)
             for crew, warp, lane in itertools.product(crews, range(4), range(32)):
                 prepare(known[crew, warp, lane], 0, 0)
             for (crew, warp), lane in itertools.product(warps, range(32)):
-                if crew not in crews:
-                    continue
-                check_lane(
-                    shared, p, config, load, known[crew, warp, lane], (crew, warp, lane), position, s, sample, group
-                )
-        row, phase = advance(row, phase)
+                where = crew, warp, lane
+                if crew in crews:
+                    check_lane(shared, p, config, load, known[where], where, position, s, sample, group)
 
 
 def check_lane(shared, p, config, load, lane_knows, where, position, s, sample, group):
@@ -314,13 +331,10 @@ def test_drawn_problems(shared, precision, seed):
 
 
 def all_configs(precision):
-    for workload in workloads.WORKLOADS.values():
-        for sheared in (1, 2, 4, 8):
-            if sheared <= 16 // DTYPES[precision].itemsize:
-                yield from (
-                    (workload.problem, c)
-                    for c in grad_input_wgmma_choose.candidates(workload.problem, precision, sheared)
-                )
+    for workload, sheared in itertools.product(workloads.WORKLOADS.values(), (1, 2, 4, 8)):
+        if sheared <= 16 // DTYPES[precision].itemsize:
+            found = grad_input_wgmma_choose.candidates(workload.problem, precision, sheared)
+            yield from ((workload.problem, config) for config in found)
 
 
 @every_precision

@@ -326,7 +326,8 @@ def test_check_fails_where_any_result_is_wrong(capsys, monkeypatch, result):
 def test_check_prints_every_result_and_where_an_output_is_wrong(capsys, monkeypatch):
     monkeypatch.setattr(check, "where", lambda: "here")
     where = mismatch.Mismatch(0, 1, 2, 1, 3.0, 4.0, 5, 60, "all of phase 1")
-    wrong = check.Outcome("one", accuracy.Error(1, 1), False, where=where)
+    wrong = check.Outcome("one", accuracy.Error(1, 2), False, where=where)
+    assert wrong.cells() == ["one", "1.00e+00", "2.00e+00", "WRONG"]
     outcomes = {of: [check.Outcome(f"{of} of another", None, True, "refused")] for of in RUNGS_OF}
     outcomes["forward"].append(wrong)
     monkeypatch.setattr(check, "parity", lambda *_: ((of, one) for of, some in outcomes.items() for one in some))

@@ -19,15 +19,16 @@ needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers")
 
 
 class Double(torch.nn.Module):
-    """A decoder of two layers and a function call on an expanded filter."""
+    """A decoder of codes, of two layers and a function call on an expanded filter."""
 
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.ConvTranspose1d(4, 6, 4, 2), torch.nn.ConvTranspose1d(6, 2, 5, 3))
+        self.codes = torch.nn.Embedding(9, 4)
         self.filter = torch.nn.Buffer(torch.rand(1, 1, 4))
 
     def forward(self, x):
-        x = self.layers(x)
+        x = self.layers(self.codes(x).mT)
         return torch.nn.functional.conv_transpose1d(x, self.filter.expand(2, -1, -1), stride=2, groups=2)
 
 
@@ -71,7 +72,7 @@ def on_the_cpu(monkeypatch):
                 side.events.append((start, stop))
 
     def construct(_):
-        return decoders.Built(Double(), 12, lambda batch, frames: torch.randn(batch, 4, frames))
+        return decoders.Built(Double(), 12, lambda batch, frames: torch.randint(9, (batch, frames)))
 
     calls = []
     monkeypatch.setattr(torch.cuda, "Event", Clock)

@@ -8,6 +8,7 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.bias import splits_of
 from numba_tconv.gradients.input.parts import split
+from numba_tconv.gradients.input.tile import pack
 from numba_tconv.gradients.input.tile import tile as grad_input_config
 from numba_tconv.gradients.input.tile.choose import JOINED
 from numba_tconv.gradients.weight.split import kernel as grad_weight_split
@@ -201,11 +202,12 @@ def test_the_threads_of_joined_blocks():
 
 
 def test_tiles_that_are_no_powers_of_two():
-    """Twelve rows and columns a thread, the last not whole; two splits."""
-    problem = Problem(2, 100, 4, 4, 51, stride=2, padding=1)
+    """Twelve rows and columns a thread, the last not whole; two splits; weights of a stage in two squares."""
+    problem = Problem(2, 100, 24, 4, 51, stride=2, padding=1)
     sizes = dict(block_m=96, block_n=96, thread_m=12, thread_n=12, lanes_m=4, min_blocks=1, partial=1, splits=2)
-    config = grad_input_config.make(split(problem, 2), torch.float32, 2, **sizes)
+    config = grad_input_config.make(split(problem, 2), torch.float32, 24, **sizes)
     assert config.block_n % config.threads
+    assert config.channels * config.tap_chunk * config.phases > pack.SIDE
     check_gradient_configs(GRADIENTS["grad_input_tile"], problem, torch.float32, [config])
 
 

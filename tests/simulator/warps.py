@@ -106,22 +106,11 @@ def put_tf32(values, at, value):
 def played(modules, monkeypatch, fake_cuda):
     """Let the kernels of ``modules``, which all use the first, run in the simulator."""
     memory, module = Memory(), modules[0]
-    # Bytes of arrays, by their addresses; threads at each named barrier; numbers of a warp.
-    sizes, arrived, offered = {}, {}, {}
-
-    def copy(address, source, index, used):
-        memory.at(address, np.uint8, 16)[:] = 0
-        memory.at(address, np.uint8, 16)[: int(used)] = outside(source, index, int(used)) if used else []
-
-    def load_words(address):
-        return tuple(memory.at(address, np.int32, 4).copy())
+    # Bytes of arrays, by their addresses; threads at each named barrier, and which; numbers of a warp.
+    sizes, arrived, members, offered = {}, {}, {}, {}
 
     def ld_global_vector(wanted, source, index):
         return tuple(outside(source, index, 16).view(np.int32).copy()) if wanted else (np.int32(0),) * 4
-
-    def st_global_vector(wanted, target, index, words):
-        if wanted:
-            outside(target, index, 16)[:] = np.array(words, np.int32).view(np.uint8)
 
     def st_shared_b32(address, word):
         memory.at(address, np.int32)[0] = word
@@ -178,6 +167,8 @@ def played(modules, monkeypatch, fake_cuda):
         return move
 
     def barrier_sync(number, threads):
+        members.setdefault(number, set()).add(int(module.cuda.threadIdx.x))
+        assert len(members[number]) <= threads, "a barrier lets threads pass before others arrive"
         arrived[number] = arrived.get(number, 0) + 1
         wanted = -(-arrived[number] // threads) * threads
         module.cuda.syncthreads()
@@ -205,15 +196,15 @@ def played(modules, monkeypatch, fake_cuda):
         ld_shared_st_global_if=ld_shared_st_global_if,
         barrier_sync=barrier_sync,
         shared_address=memory.shared_address,
-        copy=copy,
-        load_words=load_words,
+        copy=copy_to(16),
+        load_words=ld_shared(4, "int32"),
         load_rows=matrices(module, memory, 4),
         load_few_rows=matrices(module, memory, 2),
         load_columns=matrices(module, memory, 4, transposed=True),
-        load_number=lambda address: memory.at(address, np.float32)[0],
+        load_number=ld_shared(1, "float32"),
         ld_shared_u16=lambda address: np.int32(memory.at(address, np.uint16)[0]),
         ld_global_vector=ld_global_vector,
-        st_global_vector=st_global_vector,
+        st_global_vector=st_global_if(4),
         st_shared_b32=st_shared_b32,
         st_shared_u16=st_shared_u16,
         prmt=prmt,

@@ -14,11 +14,13 @@ from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_
 import numba_tconv
 import reference.streaming
 from numba_tconv import streaming
+from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.streaming import plan
 from numba_tconv.lab.measure import fuzz_steps
 from numba_tconv.lab.measure.bench import DTYPES
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.layout import Layout, layout_of
+from numba_tconv.selection.forward import arithmetic
 from numba_tconv.torch_api import streaming as module
 from tests.streams import LAYERS, chunked, stream
 
@@ -364,26 +366,28 @@ def test_the_fuzzer_on_a_gpu_wants_the_bits_of_the_whole_signal(monkeypatch):
         case._check_slot(heard, said, heard[:, 2:], weight, None)
 
 
-@pytest.mark.parametrize(
-    ("slots", "in_channels", "by_step"),
-    [
-        (256, 1024, True),
-        (257, 1024, True),
-        (512, 1024, True),
-        (513, 1024, False),
-        (256, 1020, True),
-        (257, 1020, False),
-    ],
-)
-def test_kernels_of_steps_take_more_columns_on_tensor_cores(slots, in_channels, by_step, monkeypatch):
-    prepared = []
+@pytest.fixture
+def h200(monkeypatch):
     monkeypatch.setattr(module.device, "of", lambda _: H200)
-    monkeypatch.setattr(module.plan, "prepare", lambda *_: prepared.append(1))
     module._ready.cache_clear()
-    x, state, weight = (
-        torch.empty(shape, dtype=torch.bfloat16, device="meta")
-        for shape in ((slots, in_channels, 1), (slots, in_channels, 1), (in_channels, 512, 16))
-    )
-    module._ready(*map(layout_of, (x, state, weight)), False, False, 8, 1, 1, "bf16")
+    yield
     module._ready.cache_clear()
-    assert bool(prepared) == by_step
+
+
+@pytest.mark.parametrize(("in_channels", "most"), [(1024, 512), (1020, 256)])
+def test_kernels_of_steps_take_more_columns_on_tensor_cores(in_channels, most, h200, monkeypatch):
+    prepared = []
+    monkeypatch.setattr(module.plan, "prepare", lambda x, *_: prepared.append(x.shape[0]))
+    for slots in (256, 257, most, most + 1):
+        shapes = *[(slots, in_channels, 1)] * 2, (in_channels, 512, 16)
+        operands = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes)
+        module._ready(*map(layout_of, operands), False, False, 8, 1, 1, "bf16")
+    assert set(prepared) == {slots for slots in (256, 257, 512) if slots <= most}
+
+
+def test_a_step_in_tf32_is_exact_where_no_tensor_core_computes(h200, monkeypatch):
+    ways, p = [], Problem(600, 8, 8, 4, 1, stride=2, groups=8)
+    x, state, weight = map(torch.zeros, (p.in_shape, p.in_shape, p.weight_shape))
+    monkeypatch.setattr(module.ops, "conv_transpose1d", lambda *operands: ways.append(operands[-2:]) or x)
+    module._ready(*map(layout_of, (x, state, weight)), False, False, 2, 8, 1, "tf32")(x, state, weight, None, None)
+    assert arithmetic(p, torch.float32, *ways[0], H200) == "ieee"

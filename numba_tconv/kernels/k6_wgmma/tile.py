@@ -230,8 +230,7 @@ def tail_column(problem: Problem, config: Config) -> int | None:
     tile, last = config.tile, last_column(problem)
     if not tile.whole or tile.overlap or tile.empty_slots or tile.several_chunks or tile.wide_outputs:
         return None
-    between = last - tile.columns(problem)[0]
-    alone = between > 0 and between % tile.advance == 0 and problem.dilation == 1
+    alone = last > 0 and last % tile.advance == 0 and problem.dilation == 1  # columns begin at 0
     return last if alone else None
 
 
@@ -242,7 +241,7 @@ def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
     if config.joined:
         return first, needed
     if config.tail:
-        return first, tail_column(problem, config) - first
+        return first, tail_column(problem, config)
     whole = -(-(last_column(problem) + 1 - first) // tile.advance) * tile.advance
     in_vectors = problem.length * tile.itemsize % 16 == 0
     in_boxes = problem.groups == 1 or problem.in_channels_per_group % config.depth == 0

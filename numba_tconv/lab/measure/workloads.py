@@ -136,7 +136,7 @@ def of_row(name: str, length: int) -> Workload | None:
     if not parts:
         return None
     try:
-        workload = WORKLOADS[parts[1]] if parts[1] in WORKLOADS else layer(parts[1])
+        workload = layer(parts[1])
         if parts[2]:
             return at_length(workload, length, int(parts[3]))
     except (ValueError, RuntimeError):

@@ -26,7 +26,7 @@ from numba_tconv.torch_api.noted import computations
 from numba_tconv.torch_api.routed import routed
 
 from . import bigvgan, decoders
-from .decoder_times import DEVICE, error
+from .decoder_times import DEVICE, error, in_dtype
 
 FILE = Path("decoders", "modes.csv")
 STARTED = time.perf_counter()
@@ -123,9 +123,9 @@ def measure(
         for dtype in dtypes:
             precision = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
             theirs, ours = models.pop(dtype)
-            given = _to(x, dtype)
+            given = in_dtype(x, dtype)
             say(f"{precision}: float64 reference")
-            exact = decoders.decode(copy.deepcopy(theirs).double(), _to(given, torch.float64)).reshape(len(x), -1)
+            exact = decoders.decode(copy.deepcopy(theirs).double(), in_dtype(given, torch.float64)).reshape(len(x), -1)
             freeze(ours)
             with bench.torch_switches(dtype == torch.float32, search=False):
                 for batch, mode in itertools.product(batches, modes):
@@ -164,16 +164,12 @@ def calls_ahead(models: dict[torch.dtype, nn.Module], inputs: list[torch.Tensor]
         decode = model.decode if hasattr(model, "decode") else model  # bound: ``computations`` sees the modules
         with bench.torch_switches(dtype == torch.float32, search=False):
             for x in inputs:
-                found += compile_ahead.calls_of(computations(decode, _to(x, dtype)), current_device())
+                found += compile_ahead.calls_of(computations(decode, in_dtype(x, dtype)), current_device())
     return found
 
 
 def say(what: str) -> None:
     print(f"{time.perf_counter() - STARTED:6.1f} s: {what}", file=sys.stderr, flush=True)
-
-
-def _to(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return x.to(dtype) if x.is_floating_point() else x
 
 
 def describe(row: Timed) -> str:

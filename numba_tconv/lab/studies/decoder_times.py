@@ -112,7 +112,7 @@ def measure(
         with torch.device(DEVICE):
             model, x = decoder.make(batch, seconds)
         model = model.to(dtype)
-        x = x.to(dtype) if x.is_floating_point() else x
+        x = in_dtype(x, dtype)
         in_float64, converted = copy.deepcopy(model).double(), copy.deepcopy(model)
         for module in converted.modules():
             if isinstance(module, torch.nn.RNNBase):
@@ -121,7 +121,7 @@ def measure(
         theirs, ours = Side(model, x, torch.conv_transpose1d), Side(model, x, functional.conv_transpose1d)
         with bench.torch_switches(tf32):
             interleave([theirs, ours], repeats, budget_s, f"{name} {bench.peak_name(dtype, 'tf32')}", WHOLE_FLUSHES)
-        exact = decoders.decode(in_float64, x.double() if x.is_floating_point() else x)
+        exact = decoders.decode(in_float64, in_dtype(x, torch.float64))
         found, of_torch = error(ours.output, exact), error(theirs.output, exact)
         with bench.torch_switches(tf32), routed():
             whole = error(decoders.decode(converted, x), exact)
@@ -159,6 +159,11 @@ def measure(
         wall_ms_p50=wall,
         torch_wall_ms_p50=torch_wall,
     )
+
+
+def in_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A decoder's input; codes stay."""
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
