@@ -1,4 +1,4 @@
-"""Work for several processors; multiprocessing would run a plain script again in each."""
+"""Work for several processors; multiprocessing would rerun a plain script in each."""
 
 import contextlib
 import os
@@ -77,7 +77,11 @@ def _process() -> Iterator[subprocess.Popen]:
     with subprocess.Popen(
         [sys.executable, "-P", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        yield process
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(OSError):  # it has ended
+                process.stdin.close()
 
 
 def _call(process: subprocess.Popen, function: Callable, task: tuple) -> None:

@@ -234,6 +234,7 @@ def test_inspect_compiles_another_tile(monkeypatch):
         "stages=many": "is not FIELD=VALUE",
         "stages=True": "stages must be of the type of",
         "stages=0": "stages must be at least 1",
+        "precision='half'": "k6_wgmma cannot be made with precision='half': KeyError: 'half'",
     }.items(),
 )
 def test_a_tile_that_cannot_be_is_a_mistake(capsys, text, said):

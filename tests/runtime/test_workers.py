@@ -61,7 +61,7 @@ def test_what_a_call_raises_is_raised(tmp_path):
     told = pickle.loads(workers._pickled(Unusual("not ", "0")))
     assert repr(told) == "RuntimeError('Unusual: not 0')"
     with pytest.raises(RuntimeError, match="a process ended before its work did, with exit code 7"):
-        workers.run(die, tasks(tmp_path, 2), 2, "dying")
+        workers.run(die, tasks(tmp_path, 6), 2, "dying")
 
 
 def test_a_plain_script_is_not_run_again(tmp_path):

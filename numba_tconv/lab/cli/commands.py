@@ -1,4 +1,4 @@
-"""What the commands do; parser.py has their arguments."""
+"""The commands; parser.py has their arguments."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ import torch
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.explain.explain import explain
-from numba_tconv.lab.machine_code import inspection, offline
+from numba_tconv.lab.machine_code import inspection
 from numba_tconv.lab.measure import bench, check, rows, search, workloads
 from numba_tconv.lab.measure import contestants as named
 from numba_tconv.lab.measure.workloads import Workload
@@ -278,8 +278,11 @@ def run_inspect(arguments) -> int:
                 try:
                     with mistakes():
                         inspection.print_rung(name, workload, dtype, precision, device, changes)
-                except offline.ToolMissing as error:
-                    raise Mistake(str(error)) from error
+                except Exception as error:
+                    if not changes or isinstance(error, Mistake):
+                        raise
+                    said = f"{type(error).__name__}: {error}"
+                    raise Mistake(f"{name} cannot be made with {', '.join(arguments.set)}: {said}") from error
     return 0
 
 
