@@ -224,6 +224,7 @@ def test_inspect_compiles_another_tile(monkeypatch):
     assert config == replace(of, stages=3, tile=replace(of.tile, aligned=False))
     assert kernel is RUNGS["k6_wgmma"].kernel(config)
     assert shared_bytes == config.shared_bytes
+    assert inspection.changed(of, {"stages": 1}).stages == 1
 
 
 @pytest.mark.parametrize(
