@@ -30,7 +30,7 @@ def _problem(batch, channels, kernel_size, length, **parameters):
 SMALL = {
     "one element": _problem(1, (1, 1), 1, 1),
     "one input sample, all taps": _problem(4, (2, 3), 5, 1, stride=2, bias=True),
-    "stride 1": _problem(2, (3, 4), 3, 11, padding=1, bias=True),
+    "stride 1": _problem(2, (3, 4), 3, 10, bias=True),
     "stride 1, dilation": _problem(1, (2, 3), 5, 12, dilation=3),
     "K = 2s, the usual decoder layer": _problem(2, (4, 2), 8, 6, stride=4, padding=2, bias=True),
     "K not a multiple of the stride": _problem(1, (3, 2), 5, 9, stride=2, padding=1),

@@ -71,7 +71,7 @@ def test_a_named_rung_is_left_out_where_it_cannot_do_one_of_several_workloads(ca
     out = tmp_path / "rows.csv"
     code, printed, _ = run(capsys, "bench", "kb64", "depthwise", "--rung", "depthwise", "--out", out)
     assert code == 0
-    assert [one.workload for one in rows.read(out)] == ["depthwise"]
+    assert [one.workload for one in rows.read(out)] == measuring == ["depthwise"]
     assert "left out: depthwise cannot do" in printed
 
 
@@ -224,6 +224,7 @@ def test_inspect_compiles_another_tile(monkeypatch):
     assert config == replace(of, stages=3, tile=replace(of.tile, aligned=False))
     assert kernel is RUNGS["k6_wgmma"].kernel(config)
     assert shared_bytes == config.shared_bytes
+    assert inspection.changed(of, {"stages": 1}).stages == 1
 
 
 @pytest.mark.parametrize(

@@ -203,14 +203,14 @@ def test_without_transformers_the_extra_is_named(capsys, monkeypatch):
 
 def test_what_is_compiled_ahead_is_what_is_called(monkeypatch):
     problems = [workloads.get(name).problem for name in ("hifigan_u1", "bigvgan_96")]
-    asked, dtypes = [], [torch.float32, torch.bfloat16]
+    asked, dtypes = [], [torch.bfloat16, torch.float32]
     monkeypatch.setattr(decoders, "problems", lambda *given: asked.append(given) or problems)
     monkeypatch.setattr(study_runs, "current_device", lambda: H200)
     calls = [*study_runs.calls_of([decoders.get("bigvgan")], dtypes, 2, 0.5)]
     assert asked == [(decoders.get("bigvgan"), 2, 0.5)]
     found = {(call.dtype, call.problem, call.precision) for call in calls}
     # TF32 gains nothing for the filter.
-    precisions = ("tf32", "ieee"), ("bf16", "bf16")
+    precisions = ("bf16", "bf16"), ("tf32", "ieee")
     assert found == {
         (dtype, problem, precision)
         for dtype, some in zip(dtypes, precisions, strict=True)

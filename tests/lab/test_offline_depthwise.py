@@ -141,6 +141,8 @@ def test_long_filters_move_vectors(reason):
     assert found in (stores, stores * config.out_per_group)  # the loop over channels may be unrolled
     weights = rf"\bld\.shared\.{vector}"
     assert len(re.findall(weights, report.ptx)) >= config.chunk // 4
+    if config.dtype in (F32, F64):
+        assert "cvt.f32" not in report.ptx
 
 
 # Reason; workload, dtype.

@@ -237,9 +237,12 @@ def workspace(weight, problem, config, splits):
     ],
     ids=["taps of unequal rows", "groups", "K < stride", "more channels than a block's"],
 )
-@pytest.mark.parametrize("channels", thorough([1, grad_weight_sum.VECTOR], always=[grad_weight_sum.VECTOR]))
 @pytest.mark.parametrize(
-    ("splits", "aligned"), thorough([(1, False), (11, False), (11, True)], always=[(1, False), (11, True)])
+    ("splits", "aligned", "channels"),
+    thorough(
+        [(*some, c) for some in ((1, False), (11, False), (11, True)) for c in (1, grad_weight_sum.VECTOR)],
+        always=[(1, False, grad_weight_sum.VECTOR), (11, False, 1), (11, True, grad_weight_sum.VECTOR)],
+    ),
 )
 def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, splits, aligned, channels, monkeypatch):
     own = replace(grad_weight_sum.config_of(problem, torch.float32, aligned), channels=channels)

@@ -44,7 +44,7 @@ def check(rung, problem, dtype, layout="contiguous", place=lambda x: x):
 
 
 @rungs
-@pytest.mark.parametrize("reason", thorough(SMALL, always=[*SMALL][::4]))
+@pytest.mark.parametrize("reason", thorough(SMALL, always=[*[*SMALL][::4], "stride 1"]))
 def test_small_problems(rung, reason):
     check(rung, SMALL[reason], torch.float32)
 

@@ -1,5 +1,6 @@
 """What k6's lanes know of their windows, in Python with 32-bit numbers, against Python's own."""
 
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Samples
 from numba_tconv.kernels.k6_wgmma.choose import choose
 from numba_tconv.kernels.k6_wgmma.operands import ALIGNED
+from numba_tconv.kernels.k6_wgmma.tile import WIDEST
 from numba_tconv.lab.measure import workloads
 from tests.kernels.test_tensor_store import cast_quickly
 from tests.thorough import thorough
@@ -52,11 +54,15 @@ def configured(layer, precision, length, batch, crop):
 
 def check(problem, config, column_tile, chunk, column, boxed, early, stride_c):
     """``early``: None if windows begin at multiples of 16 bytes."""
-    tile, vector, length = config.tile, 16 // config.tile.itemsize, problem.length
+    tile, vector = config.tile, 16 // config.tile.itemsize
     first, columns = k6_config.sample_columns(problem, config)
+    samples = Samples(problem.batch, problem.length, columns, first)
+    if config.joined:
+        samples = Samples(1, problem.batch * columns, problem.batch * columns + WIDEST, 0)
+    _, length, columns, first = samples
     n, j = divmod(column_tile * tile.advance, columns)
     apart, aligned = columns % tile.advance == 0, early is None
-    samples, fetch = Samples(problem.batch, length, columns, first), Fetch(boxed, aligned, apart, False)
+    fetch = Fetch(boxed, aligned, apart, False)
     x = Input(None, 0, 0, stride_c, early or 0, None, fetch, samples)
     view = k6_operands.make_view(config)(n, j, chunk, x, column, X_AT)
     outside = view.some_outside, view.outside
@@ -97,9 +103,12 @@ def test_view(in_python, layer, precision, data):
 @layers
 @pytest.mark.parametrize("crop", [0, 64, 200])
 def test_every_window(in_python, layer, precision, crop):
-    """Signals shorter than a window, as long, and longer: windows inside one sample, and beyond its ends."""
-    for length in (40, 137, 610):
+    """Signals shorter than a window, as long, and longer: windows inside one sample, and beyond its ends.
+
+    Also samples that lie end to end, of which zeros follow the last."""
+    for length, joined in ((40, False), (137, False), (610, False), (137, True)):
         problem, config = configured(layer, precision, length, 3, crop)
+        config = replace(config, joined=joined)
         tiles, chunks = k6_config.column_tiles(problem, config), config.tile.tap_chunks(problem)
         for column_tile, chunk, column, early in product(range(tiles), range(chunks), (0, 124), (None, 0, 1)):
             check(problem, config, column_tile, chunk, column, True, early, length)
