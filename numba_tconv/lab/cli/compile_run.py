@@ -70,7 +70,8 @@ def _calls_of_problems(names: list[str], arguments, device: Device) -> list[comp
     calls = named_calls.calls(rungs, problems, arithmetic, device, arguments.direction)
     if not calls:
         for dtype, precision in arithmetic:
-            named.rungs_for(rungs, problems[0], dtype, precision or "ieee", device, arguments.direction)
+            own = precision or commands.own_precision(rungs[0], arguments.direction, problems[0], dtype)
+            named.rungs_for(rungs, problems[0], dtype, own, device, arguments.direction)
         raise Mistake(f"torch's own operator computes {problems[0]} on that GPU: there is nothing to compile")
     return calls
 
