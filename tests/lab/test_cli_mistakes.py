@@ -32,7 +32,11 @@ MISTAKES = {
     "unknown rung": (["bench", "kb64", "--rung", "k9"], "no rung is called 'k9'"),
     "unknown rung to inspect": (["inspect", "k9"], "no rung is called 'k9'"),
     "a rung that cannot be inspected for an older GPU": (
-        ["inspect", "k6_wgmma", "--precision", "tf32", "--cc", "8.0"],
+        ["inspect", "k6_wgmma", "--cc", "8.0"],
+        "needs a GPU of compute capability 9.0, not 8.0",
+    ),
+    "a rung that cannot be compiled for an older GPU": (
+        ["compile", "small", "--rung", "k6_wgmma", "--cc", "8.0"],
         "needs a GPU of compute capability 9.0, not 8.0",
     ),
     "a rung that cannot do it": (

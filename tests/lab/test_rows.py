@@ -69,6 +69,12 @@ def test_a_file_that_is_not_ours_is_refused_and_left_alone(path, content, said):
     assert os.listdir(path.parent) == [path.name]
 
 
+def test_a_row_without_torchs_time_is_refused(path):
+    rows.append(path, [replace(row(), cudnn_ms_p50=None)])
+    with pytest.raises(rows.RowsError, match="line 2: not a row"):
+        rows.read(path)
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(path, monkeypatch):
     rows.append(path, [row()])
     before = path.read_text()

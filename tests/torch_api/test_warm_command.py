@@ -1,6 +1,7 @@
 """The command that compiles ahead: for a function's model, for sizes, for workloads; and its mistakes."""
 
 import importlib
+import sys
 from functools import partial
 
 import pytest
@@ -54,6 +55,13 @@ def test_the_command_takes_a_function_that_makes_a_model(filled, capsys, directi
     code, out, _ = run(capsys, HERE + "example", "--direction", direction, "--jobs", 5)
     assert (code, filled.calls, filled.jobs) == (0, calls_of(FOUND, H200, direction), 5)
     assert out.startswith("kernels for sm_90a: 3 compiled in 0 s, 5 there already, in ")
+
+
+def test_the_console_script_finds_modules_in_the_current_folder(filled, capsys, tmp_path, monkeypatch):
+    (tmp_path / "made_here.py").write_text(f"from {__name__} import example\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    assert run(capsys, "made_here:example")[0] == 0
 
 
 def test_the_command_takes_sizes(filled, capsys):

@@ -20,7 +20,7 @@ from numba_tconv.lab.measure.workloads import Workload
 from numba_tconv.lab.report import tables as table
 from numba_tconv.lab.studies import decoder_modes
 from numba_tconv.ptx import SIMULATOR
-from numba_tconv.runtime.device import GPUS, Device, current_device
+from numba_tconv.runtime.device import GPUS, current_device
 from numba_tconv.runtime.progress import progress
 from numba_tconv.selection.directions import FORWARD, RESULTS, rung_direction, rungs_of
 from numba_tconv.selection.registry import RUNGS
@@ -266,7 +266,7 @@ def run_inspect(arguments) -> int:
         directions = RESULTS if arguments.rung == "all" else [rung_direction(arguments.rung)]
         found = []
         for direction in directions:
-            precision = asked or own_precision(arguments.rung, direction, workload.problem, dtype, device)
+            precision = asked or own_precision(arguments.rung, direction, workload.problem, dtype)
             names = named.rungs_for([arguments.rung], workload.problem, dtype, precision, device, direction)
             found.append((direction, precision, *names))
     require_compiler()
@@ -286,10 +286,10 @@ def run_inspect(arguments) -> int:
     return 0
 
 
-def own_precision(name: str, direction: str, problem: Problem, dtype: torch.dtype, device: Device) -> str:
+def own_precision(name: str, direction: str, problem: Problem, dtype: torch.dtype) -> str:
     """The rung's first precision for the problem, else the dtype's."""
     precisions, rung = PRECISIONS[dtype], rungs_of(direction).get(name)
-    able = (one for one in precisions if rung and rung.refusal(problem, dtype, one, device) is None)
+    able = (one for one in precisions if rung and rung.supports(problem, dtype, one) is None)
     return next(able, precisions[0]) if dtype == torch.float32 else "ieee"
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -70,7 +71,8 @@ def _calls_of_problems(names: list[str], arguments, device: Device) -> list[comp
     calls = named_calls.calls(rungs, problems, arithmetic, device, arguments.direction)
     if not calls:
         for dtype, precision in arithmetic:
-            named.rungs_for(rungs, problems[0], dtype, precision or "ieee", device, arguments.direction)
+            own = precision or commands.own_precision(rungs[0], arguments.direction, problems[0], dtype)
+            named.rungs_for(rungs, problems[0], dtype, own, device, arguments.direction)
         raise Mistake(f"torch's own operator computes {problems[0]} on that GPU: there is nothing to compile")
     return calls
 
@@ -97,10 +99,12 @@ def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.
 
 def _function(name: str):
     module, _, function = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as python -m
     try:
         found = importlib.import_module(module)
     except (ModuleNotFoundError, ValueError, TypeError) as error:
-        # Keep tracebacks of the module's own missing imports.
+        # Its own missing imports keep tracebacks.
         if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
             raise
         raise Mistake(f"there is no {name}: {error}") from error
@@ -114,7 +118,7 @@ def _function(name: str):
 
 @contextlib.contextmanager
 def _theirs(name: str) -> Iterator[None]:
-    """Turn the user's exceptions into Mistake."""
+    """The user's exceptions become Mistake."""
     try:
         yield
     except Mistake:

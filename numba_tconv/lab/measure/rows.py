@@ -44,7 +44,7 @@ class Row(machine.Measured):
     ms_p20: float
     ms_p50: float
     ms_p80: float
-    cudnn_ms_p50: float | None
+    cudnn_ms_p50: float
     conv1d_ms_p50: float | None
     gbps: float
     tflops: float
@@ -53,9 +53,9 @@ class Row(machine.Measured):
     cudnn_relerr: float
 
     @property
-    def opponent_ms(self) -> float | None:
+    def opponent_ms(self) -> float:
         """The faster of torch's op and conv1d."""
-        return min((ms for ms in (self.cudnn_ms_p50, self.conv1d_ms_p50) if ms is not None), default=None)
+        return min(ms for ms in (self.cudnn_ms_p50, self.conv1d_ms_p50) if ms is not None)
 
     @property
     def floor_ms(self) -> float | None:

@@ -29,7 +29,7 @@ def _cells(line: tuple, timed: dict[tuple, Row]) -> list[str]:
     alone, joined, step = (
         timed.get((*line, *one)) for one in ((FORWARD, WarpgroupMatrix.name), (FORWARD, "auto"), (STEP, "auto"))
     )
-    torchs = [f"{one.opponent_ms:.3g}" if one and one.opponent_ms else "-" for one in (joined, step)]
+    torchs = [f"{one.opponent_ms:.3g}" if one else "-" for one in (joined, step)]
     arithmetic = line[1] if line[1] == line[2] else f"{line[1]}, {line[2]}"
     cells = line[0], arithmetic, str(line[3]), table.time(alone), table.time(joined)
     return [*cells, torchs[0], table.time(step), torchs[1]]
