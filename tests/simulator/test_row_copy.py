@@ -95,3 +95,8 @@ def test_copies_are_laid_out_as_told():
         assert (tuple(copy.shape), copy.stride(), told.rows) == (told.shape, told.strides, Rows())
         if not config.joined:
             assert torch.equal(copy, x)
+
+
+def test_more_rows_than_it_counts_are_refused():
+    with pytest.raises(NotImplementedError, match="4,294,967,296 rows"):
+        row_copy._prepared((1 << 16, 1 << 16, 1), (1 << 16, 1, 1), torch.float32, 0, 4, 0)

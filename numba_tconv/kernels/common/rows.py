@@ -75,6 +75,8 @@ def _prepared(
 ) -> Prepared:
     (outer, inner, length), vectors = shape, pitch * dtype.itemsize // ALIGNMENT
     rows = outer * inner
+    if rows >= 1 << 32:
+        raise NotImplementedError(f"a copy of {rows:,} rows: they are counted in 32 bits")
     layers = -(-rows * vectors // LAYER)
     layer_rows = -(-rows // layers)
     return make_kernel(dtype).prepare(
