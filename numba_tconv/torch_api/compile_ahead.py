@@ -108,10 +108,14 @@ def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: st
 
 
 def fill(calls: list[Call | ActivationCall], cc: tuple, jobs: int) -> tuple[int, int]:
-    """Compile in up to ``jobs`` processes; returns how many kernels the cache lacked and had."""
+    """Compile in up to ``jobs`` processes; returns how many kernels the cache lacked and had.
+
+    Raises OSError if it did not keep them."""
     needed = {(kernel.name, kernel.key): call for call in calls for kernel in call.kernels() if kernel.key}
     missing = [(call, name, key) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]
     workers.run(_compile, [(*one, cc) for one in missing], jobs, f"kernels to compile: {len(missing)}")
+    if lost := sum(not cache.holds(name, key, cc) for _, name, key in missing):
+        raise OSError(f"{lost} of {len(missing)} compiled kernels were not kept in {cache.directory()}")
     return len(missing), len(needed) - len(missing)
 
 

@@ -30,6 +30,7 @@ from numba_tconv.selection.directions import rungs_of
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import compile_ahead, operators
+from tests import command_line
 from tests.command_line import mistake
 from tests.gradient_parity import OF, as_on_a_gpu, forget_what_is_ready, operator_arguments
 from tests.thorough import thorough
@@ -309,6 +310,14 @@ def test_mistakes_get_one_line(capsys, folder, monkeypatch):
     assert f"cannot write {folder}" in mistake(capsys, "compile", "kb64")
     monkeypatch.setenv("NUMBA_TCONV_CACHE", "")
     assert "cache of compiled kernels is off" in mistake(capsys, "compile", "kb64")
+
+
+def test_what_the_disk_does_not_keep_is_not_reported_as_compiled(capsys, folder, monkeypatch):
+    monkeypatch.setattr(Kernel, "ptx", lambda kernel, _: kernel.key)
+    monkeypatch.setattr(cache, "_write", lambda path, text: None)
+    code, _, said = command_line.run(capsys, "compile", "small", "--rung", "k1_gather", "--jobs", "1")
+    assert code == commands.MISTAKE
+    assert said.endswith(f"numba_tconv: 1 of 1 compiled kernels were not kept in {folder}\n")
 
 
 def test_what_the_compiler_raises_in_its_process_is_raised():

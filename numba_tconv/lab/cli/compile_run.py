@@ -46,7 +46,10 @@ def run_compile(arguments) -> int:
     except OSError as error:
         raise Mistake(error.strerror) from error
     began = time.monotonic()
-    compiled, kept = compile_ahead.fill(calls, target(device.cc), arguments.jobs or os.cpu_count() or 1)
+    try:
+        compiled, kept = compile_ahead.fill(calls, target(device.cc), arguments.jobs or os.cpu_count() or 1)
+    except OSError as error:
+        raise Mistake(str(error)) from error
     took, where = time.monotonic() - began, inspection.sm(architecture(device.cc))
     print(f"kernels for {where}: {compiled} compiled in {took:.0f} s, {kept} there already, in {folder}")
     return 0

@@ -1,5 +1,6 @@
 """Compilation before a measurement."""
 
+import contextlib
 import os
 from collections.abc import Iterable
 
@@ -15,4 +16,5 @@ def compile_all(calls: Iterable) -> None:
         cache.writable()
     except (RuntimeError, OSError):
         return
-    compile_ahead.fill(list(calls), target(current_device().cc), os.cpu_count() or 1)
+    with contextlib.suppress(OSError):
+        compile_ahead.fill(list(calls), target(current_device().cc), os.cpu_count() or 1)
