@@ -69,7 +69,7 @@ class _Packings:
         self._lock = threading.Lock()
 
     def __reduce__(self):
-        return type(None), ()
+        return type(None), ()  # a pickled tensor is packed in every call
 
     def packed(self, w: torch.Tensor, packing: Packing) -> torch.Tensor:
         on_gpu = packing.weights.index >= 0

@@ -1,3 +1,5 @@
+"""The block's mbarriers."""
+
 from typing import NamedTuple
 
 from numba import int32
@@ -9,11 +11,11 @@ from .tile import CONSUMERS, Config
 
 
 class Barriers(NamedTuple):
-    """Shared addresses; of the first warpgroup."""
+    """Shared addresses: stage 0's, the first warpgroup's."""
 
-    copied: Pipe  # stages
-    read: Pipe  # stages that consumers may read
-    weights: int  # resident ones
+    copied: Pipe  # filled by copies
+    read: Pipe  # ready for consumers
+    weights: int  # resident ones have arrived
     products: int  # turns to multiply
     staging: int  # turns at a shared buffer
     inverses: int  # scales (split_ahead.py)

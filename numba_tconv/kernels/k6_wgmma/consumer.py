@@ -2,7 +2,7 @@
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from numba_tconv.kernels.common.pipeline import FULL, Slot, release
+from numba_tconv.kernels.common.pipeline import BARRIER, FULL, Slot, release, stage_before
 from numba_tconv.kernels.common.tensor_core.fragments import column_of
 from numba_tconv.kernels.common.tensor_core.outputs import Runs
 from numba_tconv.kernels.common.tensor_core.split_operand import scales_of
@@ -133,14 +133,15 @@ def make_consume(config: Config, schedule: Schedule):
                     view = view_of(n, j, tap_chunk, x, column, x_at)
                 known = False
                 taps = int32(grid.last_taps if tap_chunk == tap_chunks - 1 else all_taps)
-                chunk, my_products = Chunk(add, taps, channel_chunks), Turn(barriers.products + 8 * me.team, my_turn)
+                my_products = Turn(barriers.products + BARRIER * me.team, my_turn)
+                chunk, slot = Chunk(add, taps, channel_chunks), Slot(stage, parity)
                 stage, parity, descriptor = mainloop(
-                    sums, v, read, Slot(stage, parity), view, windows, chunk, descriptor, leaving, my_products
+                    sums, v, read, slot, view, windows, chunk, descriptor, leaving, my_products
                 )
                 add = int32(1)
                 tap_chunk = int32(tap_chunk + 1)
             if not paired and me.lane == 0:
-                mbarrier_arrive(barriers.products + 8 * other)
+                mbarrier_arrive(barriers.products + BARRIER * other)
             if exact:
                 rows_now = rows_of(row_tile, grid.group_tiles, out_per_group)
             extra = extra_of(out, rows_now.channel, rows_now.channels_left, int32(32 * me.warp + me.lane))
@@ -152,8 +153,7 @@ def make_consume(config: Config, schedule: Schedule):
                 view, known = view_of(next_n, next_j, int32(0), x, column, x_at), True
             wait_for_all()
             if not resident and unroll > 1:
-                release(read, stage - 1 if stage > 0 else read.stages - 1)
-
+                release(read, stage_before(read, Slot(stage, parity)))
             own_buffers = Buffers(shared, staging, extras, barriers.staging, my_turn)
             store_tile(sums, leaving, own_buffers, out, place, straight, extra, me)
             my_turn = int32(my_turn ^ 1)

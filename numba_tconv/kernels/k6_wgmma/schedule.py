@@ -12,7 +12,7 @@ from .tile import Config
 
 
 class Schedule(NamedTuple):
-    """Device functions, compiled once for producers and consumers."""
+    """For producers and consumers."""
 
     turns: Callable  # of a block
     locate: Callable  # a turn's row tile and first column tile

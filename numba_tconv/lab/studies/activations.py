@@ -1,6 +1,6 @@
 """The alias-free activation at BigVGAN's sizes: one kernel against the published operators, in turns.
 
-GPU times on a cold cache; a step is forward and all gradients.
+GPU times on a cold cache.
 """
 
 import copy

@@ -23,7 +23,7 @@ STEADY = 0.9  # share of the long lengths' speed-up at which the title's lengths
 def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
     """Times as fast as torch against samples of output; a panel for each layer.
 
-    Rows are of one direction, dtype, precision and batch; ``live`` ones have hollow markers.
+    ``live`` rows have hollow markers.
     """
     beside = _gains_beside_the_grid(rows)
     rows, live = _on_the_grid(rows), _on_the_grid(live)
