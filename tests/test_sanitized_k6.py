@@ -11,8 +11,8 @@ from numba_tconv.kernels.common.tensor_core.rung import by_vectors
 from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.boxes import rows_of
-from numba_tconv.kernels.k6_wgmma.producer import make_window_start
 from numba_tconv.kernels.k6_wgmma.schedule import make_schedule
+from numba_tconv.kernels.k6_wgmma.windows import make_window_start
 from numba_tconv.runtime import device
 
 from .gpu.common import TENSOR_CORES

@@ -3,7 +3,7 @@
     x, w --TMA--> ring of stages in shared memory --window--> registers --wgmma--> sums --staging--> y
           producers (4 warps)                      consumers (2 x 128 threads)
 
-* schedule.py, producer.py, boxes.py: fill the ring, by boxes or, where samples share a window, by rows.
+* schedule.py, producer.py, windows.py: fill the ring, by boxes.py or, where samples share a window, by fill.py.
 * unpacked.py: producers order weights that no kernel has packed.
 * consumer.py, operands.py, mainloop.py: a lane's window of four columns serves all taps.
 * epilogue/: stages sums and writes aligned runs.

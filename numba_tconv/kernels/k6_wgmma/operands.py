@@ -7,8 +7,8 @@ from numba_tconv.kernels.common.tensor_core.tile import Tile
 from numba_tconv.ptx import bits_of, device_function, float_of, ld_shared, prmt, recomputed
 
 from .arguments import View
-from .producer import make_window_start
 from .tile import Config
+from .windows import make_window_start
 
 ALIGNED = 0  # a value of View.together
 

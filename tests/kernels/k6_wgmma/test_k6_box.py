@@ -14,7 +14,6 @@ from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma.boxes import ALIGNMENT, LARGEST_BOX, Rows, geometry, place, rows_of, wavefronts
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole
 from numba_tconv.kernels.k6_wgmma.operands import make_beyond
-from numba_tconv.kernels.k6_wgmma.producer import make_window_start
 from numba_tconv.kernels.k6_wgmma.schedule import make_schedule
 from numba_tconv.kernels.k6_wgmma.tile import (
     MOST_PADDING,
@@ -23,6 +22,7 @@ from numba_tconv.kernels.k6_wgmma.tile import (
     last_column,
     sample_columns,
 )
+from numba_tconv.kernels.k6_wgmma.windows import make_window_start
 from numba_tconv.lab.measure import workloads
 from numba_tconv.selection.registry import RUNGS
 from tests.gpu.common import TENSOR_CORES

@@ -13,6 +13,7 @@ from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma import producer as k6_load
 from numba_tconv.kernels.k6_wgmma import schedule as k6_schedule
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma import windows as k6_windows
 from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Grid, Input, Samples, Window
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole
@@ -64,8 +65,9 @@ def brought(monkeypatch):
         assert barrier - FULL == stages[-1].waited[0] - EMPTY
         stages[-1].runs.append((int(at), int(first)))
 
-    cast_quickly(monkeypatch, k6_load, k6_schedule)
-    for module in (k6_load, k6_schedule):
+    modules = k6_load, k6_schedule, k6_windows
+    cast_quickly(monkeypatch, *modules)
+    for module in modules:
         monkeypatch.setattr(module, "device_function", lambda function: function)
     for name, instruction in {
         "recomputed": lambda value: value,
@@ -80,12 +82,14 @@ def brought(monkeypatch):
         "cp_async_bulk_tensor_4d": lambda *copy: stages[-1].boxes.append(tuple(map(int, copy))),
         "cp_async_bulk": lambda at, w, source, size, barrier: stages[-1].weights.append((at, source, size, barrier)),
     }.items():
-        monkeypatch.setattr(k6_load, name, instruction)
+        for module in (k6_load, k6_windows):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, instruction)
 
     def fill(x, origin, base, region, *_):
         stages[-1].filled.append((*map(int, origin), int(base + region)))
 
-    monkeypatch.setattr(k6_load, "make_fill", lambda config: (None, fill))
+    monkeypatch.setattr(k6_windows, "make_fill", lambda config: (None, fill))
     local = SimpleNamespace(array=lambda size, dtype: np.zeros(size, np.int64))
     threads = SimpleNamespace(local=local, syncwarp=lambda: None)
     for module in (k6_load, k6_schedule):
@@ -161,7 +165,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
             by_place[number * together + warp].append(stage)
 
     _, locate, sample_of, _ = schedule
-    window_start = k6_load.make_window_start(config)
+    window_start = k6_windows.make_window_start(config)
     groups_of_tiles = -(-column_tiles // config.regions)
     turns = groups_of_tiles if config.resident else groups_of_tiles * row_tiles
     k, boxed_windows = 0, 0
