@@ -129,6 +129,21 @@ def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
     load_piece, multiply = _make_multiply(tile, unpacked)
     load_all, multiply_all = repeated(load_piece, LOADS), repeated(multiply, LOADS)
 
+    @device_function
+    def fetch(shared, inputs, x, sizes, thread, i, few_samples, group, first_stage, stages):
+        e = int32(thread)
+        while e < stages * (depth * SAMPLES):
+            for u in range(LOADS):
+                place = int32(e + u * THREADS)
+                c, n = first_stage * depth + place // SAMPLES, few_samples * SAMPLES + place % SAMPLES
+                inside = c < sizes.in_per_group and n < sizes.batch
+                at = n * x.stride_n + (group * sizes.in_per_group + c) * x.stride_c + i
+                inputs[u] = load(x.data[uint64(at if inside else int64(0))]) if inside else float32(0)
+            for u in range(LOADS):
+                if e + u * THREADS < INPUTS:
+                    shared[e + u * THREADS] = inputs[u]
+            e = int32(e + LOADS * THREADS)
+
     def k6_tail(x, layer, y, sizes, tiles, last):
         shared = cuda.shared.array(INPUTS, dtype=float32)
         weights, totals = cuda.local.array(all_weights, dtype=float32), cuda.local.array(SAMPLES, dtype=float32)
@@ -151,18 +166,7 @@ def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
                 i = int64(last.column - tap)
                 if i >= 0 and i < sizes.length:
                     cuda.syncthreads()
-                    e = int32(thread)
-                    while e < stages * (depth * SAMPLES):
-                        for u in range(LOADS):
-                            place = int32(e + u * THREADS)
-                            c, n = first_stage * depth + place // SAMPLES, few_samples * SAMPLES + place % SAMPLES
-                            inside = c < sizes.in_per_group and n < sizes.batch
-                            at = n * x.stride_n + (group * sizes.in_per_group + c) * x.stride_c + i
-                            inputs[u] = load(x.data[uint64(at if inside else int64(0))]) if inside else float32(0)
-                        for u in range(LOADS):
-                            if e + u * THREADS < INPUTS:
-                                shared[e + u * THREADS] = inputs[u]
-                        e = int32(e + LOADS * THREADS)
+                    fetch(shared, inputs, x, sizes, thread, i, few_samples, group, first_stage, stages)
                     cuda.syncthreads()
                     first = (int64(row_tile) * tiles.stages + first_stage) * (all_parts * taps) + tap
                     pitch = sizes.out_per_group * kernel_size
