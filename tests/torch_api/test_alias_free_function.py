@@ -208,12 +208,17 @@ def test_its_filters_are_those_of_the_family(ratio):
         ({"down_kernel_size": 2.0}, TypeError, "kernel_size must be an int"),
         ({"activation": "relu"}, ValueError, "unknown activation 'relu'"),
         ({"log_scale": None}, TypeError, "log_scale must be a bool"),
+        ({"channels": 0}, RuntimeError, "of one channel or more"),
+        ({"channels": (2, 3)}, TypeError, "ints"),
+        ({"channels": None, "activation": "silu"}, TypeError, "ints"),
+        ({"dtype": torch.float8_e4m3fn}, NotImplementedError, "takes .*, not torch.float8_e4m3fn"),
+        ({"dtype": torch.int64, "activation": "silu"}, NotImplementedError, "takes .*, not torch.int64"),
     ],
     ids=str,
 )
 def test_a_layer_that_cannot_be_called_is_not_made(given, error, text):
     with pytest.raises(error, match=text):
-        AliasFreeActivation(C, **given)
+        AliasFreeActivation(**{"channels": C} | given)
 
 
 def test_the_layer_in_other_dtypes_and_forms():
