@@ -19,6 +19,8 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
     frozen (see ``freeze``).
     """
 
+    variant = precision = None
+
     def __init__(
         self,
         in_channels,
