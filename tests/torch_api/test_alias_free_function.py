@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from numba_tconv import AliasFreeActivation, alias_free_activation
+from numba_tconv import AliasFreeActivation, alias_free_activation, freeze
 from numba_tconv.torch_api import alias_free_operators as ops
 from numba_tconv.torch_api.alias_free import tensors_of
 from tests.published_activations import Activation1d, Snake, TorchActivation1d, taps
@@ -227,3 +227,15 @@ def test_the_layer_in_other_dtypes_and_forms():
     assert layer(X.bfloat16()).dtype == torch.bfloat16
     assert not list(AliasFreeActivation(C, activation="elu").parameters())
     assert "up_ratio=2, down_ratio=2, log_scale=True, activation='snake'" in repr(layer)
+
+
+def test_a_frozen_layer_has_the_same_outputs_under_autocast():
+    """Its exponentials would be rounded to 16 bits."""
+    layer = AliasFreeActivation(C).eval().requires_grad_(False)
+    for one in layer.parameters():
+        one.uniform_(-1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = layer(X)
+        freeze(layer)
+        assert torch.equal(layer(X), expected)
+    assert layer._frozen is not None
