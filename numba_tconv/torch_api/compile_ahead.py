@@ -82,6 +82,8 @@ def calls_of(noted: list[AnyNoted], device: Device, direction: str = FORWARD) ->
         if isinstance(call, NotedActivation):
             if call.dtype != torch.bfloat16 or device.cc >= BFLOAT16_CC:
                 found.append(ActivationCall(*call, step=direction == STEP))
+                if direction == FORWARD and call.activation == "snake" and call.dtype.itemsize > 2:
+                    found.append(replace(found[-1], log_scale=False))  # once frozen
             continue
         if isinstance(call, NotedStep):
             found += _of_step(call, device)
