@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from numba_tconv import AliasFreeActivation, alias_free_activation, freeze
+from numba_tconv import AliasFreeActivation, alias_free_activation, convert, freeze
 from numba_tconv.torch_api import alias_free_operators as ops
 from numba_tconv.torch_api.alias_free import tensors_of
 from tests.published_activations import Activation1d, Snake, TorchActivation1d, taps
@@ -239,3 +239,20 @@ def test_a_frozen_layer_has_the_same_outputs_under_autocast():
         freeze(layer)
         assert torch.equal(layer(X), expected)
     assert layer._frozen is not None
+
+
+class Limited(Snake):
+    """The published function of numbers above its least alone."""
+
+    def forward(self, x):
+        limited = Snake(C, self.alpha_logscale)
+        limited.alpha, limited.beta = (nn.Parameter(one.clamp(min=0.1)) for one in (self.alpha, self.beta))
+        return limited(x)
+
+
+@pytest.mark.parametrize("log_scale", [True, False])
+def test_an_activation_of_limited_numbers_is_left_by_convert(log_scale):
+    """A checkpoint may have others than those that it was compared with."""
+    report = convert(Activation1d(Limited(C, log_scale)))
+    assert report.activations == 0
+    assert "it computes something else" in report.left[""]
