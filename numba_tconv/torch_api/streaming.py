@@ -204,6 +204,7 @@ def _fake(x, state, weight, bias, mask, stride, groups, dilation, precision):
     return x.new_empty((problem.batch, problem.out_channels, problem.length * problem.stride))
 
 
+@lru_cache(maxsize=1024)
 def convolution_of(problem: Problem) -> Problem:
     """Of state and new frames, for the new outputs alone."""
     p, kept = problem, kept_frames(problem)
