@@ -216,7 +216,10 @@ class AliasFreeActivation(Freezable, nn.Module):
         self.upsample = _Filter(up_ratio, up_kernel_size, like)
         self.downsample = nn.ModuleDict({"lowpass": _Filter(down_ratio, down_kernel_size, like)})
         alpha, beta, *filters = tensors_of(self)
-        _check_types(ops.Tensors(filters[0], *filters, alpha, beta), self._form)
+        tensors = ops.Tensors(filters[0].new_empty((1, channels, 1)), *filters, alpha, beta)
+        _check_types(tensors, self._form)
+        _check_tensors(tensors)
+        ops.check(ops.Tensors(tensors.x, *map(_flat, tensors[1:])), self._form)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The function's output; filters are cast to the dtype of ``x``."""

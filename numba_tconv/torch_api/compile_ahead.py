@@ -10,6 +10,7 @@ from numba_tconv.gradients.alias_free import plan as activation_gradients
 from numba_tconv.kernels.alias_free import plan as activations
 from numba_tconv.kernels.common import rows
 from numba_tconv.kernels.rung import BFLOAT16_CC
+from numba_tconv.kernels.streaming import plan as streaming_plan
 from numba_tconv.runtime import cache, workers
 from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.kernel import Kernel
@@ -20,12 +21,13 @@ from numba_tconv.selection.joined import joined
 from numba_tconv.selection.registry import RUNGS
 
 from . import operators as ops
-from .noted import Noted, NotedActivation
+from . import streaming
+from .noted import AnyNoted, Noted, NotedActivation, NotedStep
 
 
 @dataclass(frozen=True)
 class Call:
-    """A rung's computation of contiguous tensors, for pickling; ``joins``: of signals that are joined to one."""
+    """A rung's computation of contiguous tensors; ``joins``: of signals joined to one."""
 
     rung: str
     problem: Problem
@@ -43,7 +45,7 @@ class Call:
 
 @dataclass(frozen=True)
 class ActivationCall:
-    """An activation's computation of contiguous tensors; ``step``: with all gradients."""
+    """An activation of contiguous tensors; ``step``: with all gradients."""
 
     sizes: AliasFree
     dtype: torch.dtype
@@ -60,15 +62,31 @@ class ActivationCall:
         return [step.kernel for step in steps]
 
 
-def calls_of(
-    noted: list[Noted | NotedActivation], device: Device, direction: str = FORWARD
-) -> list[Call | ActivationCall]:
+@dataclass(frozen=True)
+class StepCall:
+    """A step of contiguous tensors in one launch."""
+
+    config: streaming_plan.AnyConfig
+
+    def kernels(self) -> list[Kernel]:
+        return [streaming_plan.kernel_of(self.config)]
+
+
+AnyCall = Call | ActivationCall | StepCall
+
+
+def calls_of(noted: list[AnyNoted], device: Device, direction: str = FORWARD) -> list[AnyCall]:
     """The calls of ``noted``. Raises NotImplementedError for a variant that cannot do its problem."""
     found = []
     for call in noted:
         if isinstance(call, NotedActivation):
             if call.dtype != torch.bfloat16 or device.cc >= BFLOAT16_CC:
                 found.append(ActivationCall(*call, step=direction == STEP))
+                if direction == FORWARD and call.activation == "snake" and call.dtype.itemsize > 2:
+                    found.append(replace(found[-1], log_scale=False))  # once frozen
+            continue
+        if isinstance(call, NotedStep):
+            found += _of_step(call, device)
             continue
         problem, dtype, variant = call.problem, call.dtype, call.variant
         for one in parts(direction):
@@ -80,6 +98,14 @@ def calls_of(
                 raise NotImplementedError(f"{variant} cannot do {problem}: {refusal}")
             found.append(Call(variant, problem, dtype, own, device))
     return list(dict.fromkeys(found))
+
+
+def _of_step(call: NotedStep, device: Device) -> list[AnyCall]:
+    p, dtype, precision = call
+    if config := streaming.config_of(*streaming_plan.contiguous(p, dtype), p, precision, device):
+        return [StepCall(config)]
+    whole = Noted(streaming.convolution_of(p), dtype, *streaming.convolutions_choice(precision))
+    return calls_of([whole], device)
 
 
 def parts(direction: str) -> tuple[str, ...]:
@@ -107,7 +133,7 @@ def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: st
     return [Call(rung.name, p, dtype, named, device)]
 
 
-def fill(calls: list[Call | ActivationCall], cc: tuple, jobs: int) -> tuple[int, int]:
+def fill(calls: list[AnyCall], cc: tuple, jobs: int) -> tuple[int, int]:
     """Compile in up to ``jobs`` processes; returns how many kernels the cache lacked and had.
 
     Raises OSError if it did not keep them."""
@@ -119,5 +145,5 @@ def fill(calls: list[Call | ActivationCall], cc: tuple, jobs: int) -> tuple[int,
     return len(missing), len(needed) - len(missing)
 
 
-def _compile(call: Call | ActivationCall, name: str, key: str, cc: tuple) -> None:
+def _compile(call: AnyCall, name: str, key: str, cc: tuple) -> None:
     next(kernel for kernel in call.kernels() if (kernel.name, kernel.key) == (name, key)).kept_ptx(cc)

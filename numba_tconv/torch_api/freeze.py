@@ -241,7 +241,8 @@ class FrozenActivation(_Kept):
 
     def operands(self, layer: AliasFreeActivation) -> list[torch.Tensor | None] | None:
         """alpha, beta and filters for a call; None for the layer's own."""
-        return self.kept if self.serves(layer) and not torch._C._is_tracing() else None
+        rounded = self.folded and torch._C._is_any_autocast_enabled()
+        return self.kept if self.serves(layer) and not torch._C._is_tracing() and not rounded else None
 
 
 class _Held:

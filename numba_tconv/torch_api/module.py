@@ -19,6 +19,8 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
     frozen (see ``freeze``).
     """
 
+    variant = precision = None
+
     def __init__(
         self,
         in_channels,
@@ -89,8 +91,8 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
         """The next outputs of N streams, (N, C_out, T*stride), from T new frames ``x`` (N, C_in, T).
 
         ``state`` (N, C_in, F) is updated in place. ``mask`` (N,) bool: False slots keep their state and output zeros.
-        ``streaming.step`` states the errors. The layer's padding and output_padding are ignored; ``streaming`` shows
-        how to apply left padding. Hooks do not run, except torch's own that compute the weight.
+        ``streaming.step`` states the errors. The layer's variant, padding, output_padding are ignored; ``streaming``
+        shows how to apply left padding. Hooks do not run, except torch's own that compute the weight.
         """
         self._require_zeros()
         frozen = self._frozen

@@ -1,4 +1,4 @@
-"""Finds a function's transposed convolutions and activations without computing them."""
+"""Finds a function's transposed convolutions, activations and steps without computing them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -19,6 +19,7 @@ from numba_tconv.formula.problem import Problem
 from . import alias_free_operators as activations
 from . import gradient_operators as grad_ops
 from . import operators as ops
+from . import streaming
 from .functional import default_precision
 
 MOST_VALUES = 1024  # elements of a readable integer buffer
@@ -43,12 +44,23 @@ class NotedActivation(NamedTuple):
     tied: bool
 
 
+class NotedStep(NamedTuple):
+    """A step's call."""
+
+    problem: Problem
+    dtype: torch.dtype
+    precision: str
+
+
+AnyNoted = Noted | NotedActivation | NotedStep
+
+
 def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[Noted]:
     return [one for one in computations(function, *arguments, **keywords) if isinstance(one, Noted)]
 
 
-def computations(function: Callable, *arguments, **keywords) -> list[Noted | NotedActivation]:
-    """The transposed convolutions (torch's too) and activations that ``function`` computes, each once.
+def computations(function: Callable, *arguments, **keywords) -> list[AnyNoted]:
+    """The transposed convolutions (torch's too), activations and steps that ``function`` computes, each once.
 
     It is called with fake tensors. Raises RuntimeError if it asks for values, refuses its arguments, or has lazy
     parameters.
@@ -135,6 +147,11 @@ class _Noting(TorchDispatchMode):
             tensors, form = activations.named(args)
             sizes, tied = activations.check(tensors, form), tensors.beta is None
             self.found.append(NotedActivation(sizes, tensors.x.dtype, form.activation, form.log_scale, tied))
+        elif func is streaming._operator:
+            *given, precision = args
+            problem = streaming._problem(*given)
+            if problem.batch:
+                self.found.append(NotedStep(problem, args[0].dtype, precision))
         elif func is torch.ops.aten.convolution.default:
             x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
             if transposed and x.dim() == 3 and x.dtype in PRECISIONS:

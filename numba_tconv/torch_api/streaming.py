@@ -12,10 +12,11 @@ The state holds them: (N, C_in, F), zeros at the start. Its N slots advance toge
     >>> torch.allclose(torch.cat(steps, dim=2), whole, atol=1e-5)
     True
 
-For a layer with left padding p, drop the stream's first p samples: ``torch.cat(steps, dim=2)[:, :, p:]``.
+With left padding p, drop the stream's first p samples: ``torch.cat(steps, dim=2)[:, :, p:]``.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -34,9 +35,9 @@ from . import operators as ops
 from .functional import autocasts, default_precision, require_known
 from .sizes import integer, integers
 
-# Most new frames of a slot, of all, and of all on tensor cores, where sums are not pinned.
+# Most new frames of a slot, of all, of all on tensor cores.
 MOST_FRAMES, MOST_COLUMNS, MOST_MMA_COLUMNS = 32, 256, 512
-PINNED = ("ieee", "fp64")  # their order of sums does not depend on the chunks
+PINNED = ("ieee", "fp64")  # the same sums for all chunks
 NAME = "numba_tconv::streaming_step"
 
 torch.library.define(
@@ -91,23 +92,23 @@ def step(
         x: (N, C_in, T), T from 1 up, any strides.
         state: (N, C_in, F), contiguous (see ``initial_state``); shares no memory with other arguments.
         weight: (C_in, C_out/groups, K), any strides.
-        bias: (C_out,) or None. Each output has it once.
+        bias: (C_out,) or None, once in each output.
         stride, groups, dilation: as for ``conv_transpose1d``.
         mask: (N,) bool, contiguous. False slots keep their state and output zeros.
         precision: as for ``conv_transpose1d``, but a step in "tf32" may be exact.
 
     Concatenated steps are the first T*stride outputs of ``conv_transpose1d`` of all T frames without padding, within
     rounding. On GPUs in "ieee" and "fp64" they have the bits of its ``variant`` k2_polyphase, whatever the chunks and
-    the mask. In other precisions, None included, the order of sums depends on the numbers of slots and new frames.
+    the mask. In others, None included, the order of sums depends on the numbers of slots and new frames.
 
     A step has no gradient and no rule for torch.func.vmap. torch.compile compiles it, and a CUDA graph captures it
     after one step of the same sizes. The zeros before a stream are multiplied: an infinite weight makes the first
     outputs NaN where the whole signal's are finite.
 
     Raises:
-        TypeError: an argument has a wrong type.
-        RuntimeError: a shape, dtype, device or layout is wrong, state shares memory with another argument, a gradient
-            or tangent is wanted, or torch.autocast would cast x. The state is unchanged.
+        TypeError: wrong type.
+        RuntimeError: a shape, dtype, device or layout is wrong, state shares memory, a gradient or tangent is wanted,
+            or torch.autocast would cast x. The state is unchanged.
         ValueError: the dtype does not have ``precision``.
     """
     for name, tensor in (("x", x), ("state", state), ("weight", weight), ("bias", bias), ("mask", mask)):
@@ -203,12 +204,26 @@ def _fake(x, state, weight, bias, mask, stride, groups, dilation, precision):
     return x.new_empty((problem.batch, problem.out_channels, problem.length * problem.stride))
 
 
+@lru_cache(maxsize=1024)
+def convolution_of(problem: Problem) -> Problem:
+    """Of state and new frames, for the new outputs alone."""
+    p, kept = problem, kept_frames(problem)
+    padding = kept * p.stride
+    beyond = padding - (p.dilation * (p.kernel_size - 1) + 1 - p.stride)
+    return replace(p, length=kept + p.length, padding=padding, output_padding=beyond)
+
+
+def convolutions_choice(precision: str) -> tuple[str, str]:
+    """Variant and precision; "tf32" may be exact."""
+    return "k2_polyphase" if precision in PINNED else "", TF32_ALLOWED if precision == "tf32" else precision
+
+
 def _by_convolution(x, state, weight, bias, mask, problem: Problem, convolve: Callable) -> torch.Tensor:
-    """A step of several launches: ``convolve(frames, padding, output_padding)`` gives the new outputs alone."""
-    p, padding = problem, state.shape[2] * problem.stride
+    """A step of several launches."""
+    p = convolution_of(problem)
     frames = torch.cat([state, x], dim=2)
-    y = convolve(frames, padding, padding - (p.dilation * (p.kernel_size - 1) + 1 - p.stride))
-    new = frames[:, :, p.length :]
+    y = convolve(frames, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation)
+    new = frames[:, :, problem.length :]
     if mask is not None:
         y.masked_fill_(~mask[:, None, None], 0)
         new = torch.where(mask[:, None, None], new, state)
@@ -220,13 +235,9 @@ def _by_convolution(x, state, weight, bias, mask, problem: Problem, convolve: Ca
 def _cpu(x, state, weight, bias, mask, stride, groups, dilation, precision):
     problem = _problem(x, state, weight, bias, mask, stride, groups, dilation)
     _refuse_overlap(state, x=x, weight=weight, bias=bias, mask=mask)
-
-    def convolve(frames, padding, output_padding):
-        return torch.conv_transpose1d(
-            frames, weight, bias, stride, padding, output_padding, groups, dilation
-        ).contiguous()
-
-    return _by_convolution(x, state, weight, bias, mask, problem, convolve)
+    return _by_convolution(
+        x, state, weight, bias, mask, problem, lambda *operands: torch.conv_transpose1d(*operands).contiguous()
+    )
 
 
 @direct.implementation(_operator, "cuda")
@@ -264,23 +275,26 @@ def _ready(x, state, weight, bias, mask, stride, groups, dilation, precision) ->
     shape = p.batch, p.out_channels, p.length * p.stride
     if 0 in shape:
         return Ready(shape, dtype, index, lambda *_: None)
-    pinned = precision in PINNED
-    columns = p.batch * p.length
-    is_short = p.length <= MOST_FRAMES and columns <= MOST_MMA_COLUMNS
-    if (pinned or is_short) and device.of(index).cc >= tile.MINIMUM_CC:
-        of_x, of_state, of_weight, of_bias = (one and one.layout for one in told[:4])
-        config = plan.choose(of_x, of_state, of_weight, p, precision)
-        if config and (pinned or columns <= MOST_COLUMNS or isinstance(config, mma_tile.Config)):
-            return Ready(shape, dtype, index, plan.prepare(of_x, of_weight, of_bias, bool(mask), p, config))
-    variant = "k2_polyphase" if pinned else ""
-    if precision == "tf32":
-        precision = TF32_ALLOWED  # exact where no tensor core computes
+    of_x, of_state, of_weight, of_bias = (one and one.layout for one in told[:4])
+    if config := config_of(of_x, of_state, of_weight, p, precision, device.of(index)):
+        return Ready(shape, dtype, index, plan.prepare(of_x, of_weight, of_bias, bool(mask), p, config))
+    choice = convolutions_choice(precision)
 
     def compute(x, state, weight, bias, mask):
-        def convolve(frames, padding, output_padding):
-            parameters = stride, padding, output_padding, groups, dilation
-            return ops.conv_transpose1d(frames, weight, bias, *parameters, variant, precision)
-
-        return _by_convolution(x, state, weight, bias, mask, problem, convolve)
+        return _by_convolution(
+            x, state, weight, bias, mask, p, lambda *operands: ops.conv_transpose1d(*operands, *choice)
+        )
 
     return compute
+
+
+def config_of(
+    x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str, gpu: device.Device
+) -> plan.AnyConfig | None:
+    """The tile of a step of one launch; None for several."""
+    pinned, columns = precision in PINNED, problem.batch * problem.length
+    is_short = problem.length <= MOST_FRAMES and columns <= MOST_MMA_COLUMNS
+    if gpu.cc < tile.MINIMUM_CC or not (pinned or is_short):
+        return None
+    config = plan.choose(x, state, weight, problem, precision, gpu)
+    return config if pinned or columns <= MOST_COLUMNS or isinstance(config, mma_tile.Config) else None

@@ -245,6 +245,13 @@ MISTAKES = {
     "precision": (("kb64",), dict(precision="tf31"), ValueError, "torch.float32 has ieee, tf32, tf32x3"),
     "precision of a dtype": (("kb64",), dict(dtype=torch.float16, precision="tf32"), ValueError, "has fp16"),
     "device": (("kb64",), dict(device="cpu"), ValueError, "device must be a GPU"),
+    "no device": (
+        ("kb64",),
+        dict(device="H300"),
+        ValueError,
+        "device must be a GPU, as torch has it, or one of .*A100",
+    ),
+    "index": (("kb64",), dict(device=-1), ValueError, "device must be a GPU"),
     "no such GPU": (("kb64",), dict(device=99), ValueError, "torch sees"),
     "empty": ((Problem(0, 1, 1, 1, 5),), {}, ValueError, "has no outputs"),
     "no outputs": ((Problem(1, 1, 1, 1, 2, padding=1),), {}, ValueError, "has no outputs"),
@@ -342,6 +349,13 @@ def test_gpus_are_known_by_torchs_names(monkeypatch):
     assert explain("kb64", device="cuda").gpu == explain("kb64", device=torch.device("cuda:1")).gpu == "NVIDIA H100"
     with pytest.raises(ValueError, match="torch sees 2 GPUs, and 'cuda:2' is none of them"):
         explain("kb64", device=2)
+
+
+@pytest.mark.parametrize("name", devices.GPUS)
+def test_a_gpu_is_known_by_its_name(name):
+    found, expected = (explain("small", device=device) for device in (name, devices.GPUS[name]))
+    assert str(found) == str(expected)
+    assert name in str(found)
 
 
 @pytest.mark.gpu

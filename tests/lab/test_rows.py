@@ -56,8 +56,10 @@ def test_rows_are_added_behind_those_there(path):
         ("", "another version"),
         ("\udcff", "cannot read"),
         (COLUMNS.replace(" ", "") + "\n1,2,3\n", "line 2: not a row"),
+        (COLUMNS.replace(" ", "") + '\n"' + "1,2,3\n" * 30_000, "not a row .*field limit"),
+        ('"' + "1,2,3\n" * 30_000, "not a row .*field limit"),
     ],
-    ids=["a column renamed", "columns in another order", "empty", "not text", "a short line"],
+    ids=["a column renamed", "columns in another order", "empty", "not text", "a short line", "a quote", "at once"],
 )
 def test_a_file_that_is_not_ours_is_refused_and_left_alone(path, content, said):
     path.parent.mkdir()

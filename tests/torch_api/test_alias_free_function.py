@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from numba_tconv import AliasFreeActivation, alias_free_activation
+from numba_tconv import AliasFreeActivation, alias_free_activation, convert, freeze
 from numba_tconv.torch_api import alias_free_operators as ops
 from numba_tconv.torch_api.alias_free import tensors_of
 from tests.published_activations import Activation1d, Snake, TorchActivation1d, taps
@@ -208,12 +208,17 @@ def test_its_filters_are_those_of_the_family(ratio):
         ({"down_kernel_size": 2.0}, TypeError, "kernel_size must be an int"),
         ({"activation": "relu"}, ValueError, "unknown activation 'relu'"),
         ({"log_scale": None}, TypeError, "log_scale must be a bool"),
+        ({"channels": 0}, RuntimeError, "of one channel or more"),
+        ({"channels": (2, 3)}, TypeError, "ints"),
+        ({"channels": None, "activation": "silu"}, TypeError, "ints"),
+        ({"dtype": torch.float8_e4m3fn}, NotImplementedError, "takes .*, not torch.float8_e4m3fn"),
+        ({"dtype": torch.int64, "activation": "silu"}, NotImplementedError, "takes .*, not torch.int64"),
     ],
     ids=str,
 )
 def test_a_layer_that_cannot_be_called_is_not_made(given, error, text):
     with pytest.raises(error, match=text):
-        AliasFreeActivation(C, **given)
+        AliasFreeActivation(**{"channels": C} | given)
 
 
 def test_the_layer_in_other_dtypes_and_forms():
@@ -222,3 +227,32 @@ def test_the_layer_in_other_dtypes_and_forms():
     assert layer(X.bfloat16()).dtype == torch.bfloat16
     assert not list(AliasFreeActivation(C, activation="elu").parameters())
     assert "up_ratio=2, down_ratio=2, log_scale=True, activation='snake'" in repr(layer)
+
+
+def test_a_frozen_layer_has_the_same_outputs_under_autocast():
+    """Its exponentials would be rounded to 16 bits."""
+    layer = AliasFreeActivation(C).eval().requires_grad_(False)
+    for one in layer.parameters():
+        one.uniform_(-1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = layer(X)
+        freeze(layer)
+        assert torch.equal(layer(X), expected)
+    assert layer._frozen is not None
+
+
+class Limited(Snake):
+    """The published function of numbers above its least alone."""
+
+    def forward(self, x):
+        limited = Snake(C, self.alpha_logscale)
+        limited.alpha, limited.beta = (nn.Parameter(one.clamp(min=0.1)) for one in (self.alpha, self.beta))
+        return limited(x)
+
+
+@pytest.mark.parametrize("log_scale", [True, False])
+def test_an_activation_of_limited_numbers_is_left_by_convert(log_scale):
+    """A checkpoint may have others than those that it was compared with."""
+    report = convert(Activation1d(Limited(C, log_scale)))
+    assert report.activations == 0
+    assert "it computes something else" in report.left[""]

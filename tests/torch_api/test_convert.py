@@ -54,6 +54,16 @@ class UnderOwnForward(OwnForward):
         return super().forward(x)
 
 
+class OwnOutputPadding(nn.ConvTranspose1d):
+    def _output_padding(self, *sizes, **others):
+        return [1]
+
+
+class ByName(nn.ConvTranspose1d):
+    def __init__(self, *args, **kwargs):
+        nn.ConvTranspose1d.__init__(self, *args, **kwargs)
+
+
 class Own(nn.ConvTranspose1d):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -258,6 +268,15 @@ def test_a_subclass_keeps_its_class_and_methods():
     assert type(module).forward is numba_tconv.ConvTranspose1d.forward
 
 
+def test_a_class_that_calls_torchs_constructor_by_name_makes_more_layers():
+    module = layer(ByName)
+    convert(module)
+    other = layer(type(module))
+    other.load_state_dict(module.state_dict())
+    x = torch.randn(1, 4, 5)
+    assert torch.equal(other(x), module(x))
+
+
 def test_converting_again_changes_nothing():
     model = nn.Sequential(
         layer(), layer(Initialised), parametrizations.weight_norm(layer()), numba_tconv.ConvTranspose1d(4, 4, 3)
@@ -294,6 +313,7 @@ LEFT = {
     ),
     "lazy": (lambda: nn.LazyConvTranspose1d(6, 3), "it is lazy: convert it after its first call"),
     "forward on the layer": (replaced_forward, "its forward was replaced on the layer itself"),
+    "own output_padding": (lambda: layer(OwnOutputPadding), "its _output_padding is not torch's"),
     "padding mode": (reflecting, "its padding_mode is 'reflect'"),
     "attribute": (lambda: layer(Own), "it has an attribute 'precision' of its own"),
     "method": (lambda: layer(Unfreezing), "it has an attribute '_unfreeze' of its own"),

@@ -19,20 +19,24 @@ from .kernel import make_kernel
 AnyConfig = tile.Config | mma_tile.Config | depthwise.Config
 
 
-def choose(x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str) -> AnyConfig | None:
+def choose(
+    x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str, gpu: device.Device | None = None
+) -> AnyConfig | None:
     """The tile of a step of ``problem.length`` new frames in ``problem.batch`` slots; None if none computes it."""
-    p, dtype = problem, x.dtype
+    p, dtype, limit = problem, x.dtype, (gpu or device.of(x.index)).shared_per_block
     if depthwise.reason_against(p) is None:
         return depthwise.choose(p, dtype)
-    if _reason_against_mma(x, state, weight, p, precision) is None:
-        return mma_tile.choose(p, dtype, device.of(x.index).shared_per_block)
+    if _reason_against_mma(x, state, weight, p, precision, limit) is None:
+        return mma_tile.choose(p, dtype, limit)
     return tile.choose(p, dtype) if tile.reason_against(p, dtype) is None else None
 
 
-def _reason_against_mma(x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str) -> str | None:
+def _reason_against_mma(
+    x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str, limit: int
+) -> str | None:
     p, vector = problem, mma_tile.VECTOR // x.dtype.itemsize
     precision = "tf32" if precision == TF32_ALLOWED else precision
-    if reason := mma_tile.reason_against(p, x.dtype, precision, device.of(x.index).shared_per_block):
+    if reason := mma_tile.reason_against(p, x.dtype, precision, limit):
         return reason
     if any(one.offset % mma_tile.VECTOR for one in (x, state, weight)):
         return "it takes tensors at multiples of 16 bytes"
@@ -46,12 +50,15 @@ def _reason_against_mma(x: Layout, state: Layout, weight: Layout, problem: Probl
 
 def steps(problem: Problem, dtype: torch.dtype, precision: str = "ieee") -> list[Step]:
     """The launch of a step of contiguous tensors; ``problem``: as for ``choose``."""
+    kernel = kernel_of(choose(*contiguous(problem, dtype), problem, precision))
+    return [Step("main", kernel, kernel.shared_bytes)]
+
+
+def contiguous(problem: Problem, dtype: torch.dtype) -> list[Layout]:
+    """x, state and weight."""
     p = problem
     state = p.batch, p.in_channels, p.taps.shift(p.kernel_size - 1)
-    laid_out = (Layout.contiguous(shape, dtype, -1) for shape in (p.in_shape, state, p.weight_shape))
-    config = choose(*laid_out, p, precision)
-    kernel = kernel_of(config)
-    return [Step("main", kernel, kernel.shared_bytes)]
+    return [Layout.contiguous(shape, dtype, -1) for shape in (p.in_shape, state, p.weight_shape)]
 
 
 def kernel_of(config: AnyConfig):

@@ -80,7 +80,7 @@ def _calls_of_problems(names: list[str], arguments, device: Device) -> list[comp
     return calls
 
 
-def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.Call | compile_ahead.ActivationCall]:
+def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.AnyCall]:
     """Calls of the model and inputs that "module:function" returns."""
     if arguments.direction not in (FORWARD, STEP):
         raise Mistake(f"a model is compiled for the forward pass or a step, not for {arguments.direction} alone")

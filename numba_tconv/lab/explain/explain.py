@@ -134,10 +134,16 @@ def _problem_of_layer(layer, input_shape) -> Problem:
 def _device_of(device) -> tuple[Device, str]:
     if device is None:
         device = torch.cuda.current_device() if torch.cuda.is_available() else H200
+    if isinstance(device, str):
+        device = devices.GPUS.get(device, device)
     if isinstance(device, Device):
         version = ".".join(map(str, device.cc))
         return device, NAMES.get(device, f"a GPU of compute capability {version}")
-    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    try:
+        device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except RuntimeError as error:
+        known = ", ".join(devices.GPUS)
+        raise ValueError(f"device must be a GPU, as torch has it, or one of {known}, got {device!r}") from error
     if device.type != "cuda":
         raise ValueError(
             f"device must be a GPU, got {str(device)!r}: torch's own operator computes tensors on other devices"

@@ -201,22 +201,18 @@ def _columns(kind: type) -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)  # every explanation reads all rows
 def _parse(text: str, path: str, kind: type[Kind]) -> tuple[Kind, ...]:
-    lines = csv.reader(io.StringIO(text))
-    header = tuple(next(lines, ()))
-    if header != _columns(kind):
-        different = sorted(set(header) ^ set(_columns(kind))) or ["their order"]
-        raise RowsError(
-            f"{path} has the columns of another version (different: {', '.join(different)}); "
-            "it is left as it is: move it away, or name another file"
-        )
-    rows, parsers = [], [_PARSE[field.type] for field in fields(kind)]
-    for line in lines:
-        try:
-            values = [parse(text) for parse, text in zip(parsers, line, strict=True)]
-        except (ValueError, KeyError) as error:
-            raise RowsError(f"{path}, line {lines.line_num}: not a row ({error})") from error
-        rows.append(kind(*values))
-    return tuple(rows)
+    lines, parsers = csv.reader(io.StringIO(text)), [_PARSE[field.type] for field in fields(kind)]
+    try:
+        header = tuple(next(lines, ()))
+        if header != _columns(kind):
+            different = sorted(set(header) ^ set(_columns(kind))) or ["their order"]
+            raise RowsError(
+                f"{path} has the columns of another version (different: {', '.join(different)}); "
+                "it is left as it is: move it away, or name another file"
+            )
+        return tuple(kind(*(parse(text) for parse, text in zip(parsers, line, strict=True))) for line in lines)
+    except (ValueError, KeyError, csv.Error) as error:
+        raise RowsError(f"{path}, line {lines.line_num}: not a row ({error})") from error
 
 
 def _cell(value) -> str:

@@ -127,6 +127,8 @@ def _obstacle(module: nn.Module) -> str | None:
         return "its forward was replaced on the layer itself"
     if not _reaches_torchs_forward(type(module)):
         return f"its class {type(module).__qualname__} has a forward of its own, which does not call super().forward"
+    if getattr(module._output_padding, "__func__", None) is not nn.ConvTranspose1d._output_padding:
+        return "its _output_padding is not torch's"
     if module.padding_mode != "zeros":
         return f"its padding_mode is {module.padding_mode!r}, which torch's layer refuses when it is called"
     if own := [name for name in OWN if hasattr(module, name)]:

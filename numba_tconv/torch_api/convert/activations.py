@@ -109,14 +109,15 @@ def _ratio(sampler: nn.Module) -> int:
 def _cases(module: nn.Module) -> Iterator[tuple[list, torch.Tensor, torch.Tensor]]:
     """Tensors of a float64 copy of ``module`` on the CPU, inputs, and its outputs.
 
-    First with its own numbers, then with random ones, which show each tensor's role; in both modes.
+    First with its own numbers, then random ones of both signs; in both modes.
     """
     generator = torch.Generator().manual_seed(0)
     copied = _copied(module)
     for drawn in (False, True):
         if drawn:
             for one in (*copied.parameters(), *copied.buffers()):
-                one.data = 0.3 + torch.rand(one.shape, dtype=torch.float64, generator=generator)
+                signs = torch.arange(one.numel()).view(one.shape) % 2 * 2 - 1
+                one.data = signs * (0.3 + torch.rand(one.shape, dtype=torch.float64, generator=generator))
         tensors = [one if one is None else one.detach() for one in tensors_of(copied)]
         channels = 3 if tensors[0] is None else tensors[0].numel()
         for length in LENGTHS:
