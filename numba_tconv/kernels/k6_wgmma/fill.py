@@ -1,4 +1,4 @@
-"""Windows that samples share, filled row by row."""
+"""Fills windows that no box brings: samples share them, or x has no map."""
 
 from typing import NamedTuple
 

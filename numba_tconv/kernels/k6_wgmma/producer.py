@@ -38,17 +38,17 @@ def make_produce(config: Config, schedule: Schedule):
     @device_function
     def produce(lane, warp, x, x_map, w, grid, in_per_group, pipe, base, shared, split):
         channel_stages = grid.channel_chunks // depths
-        columns, full, slot, stages = x.samples.columns, pipe.full, x.window.slot, pipe.stages
+        columns, full, stage_bytes, stages = x.samples.columns, pipe.full, x.window.stage_bytes, pipe.stages
         sample, by_box = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         start = cuda.local.array(regions, dtype=int64)
-        firsts, lasts = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
-        windows, bounds = Windows(sample, start, by_box), Bounds(firsts, lasts) if split_ahead else None
+        begins, ends = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
+        windows, bounds = Windows(sample, start, by_box), Bounds(begins, ends) if split_ahead else None
         weights_at = int32(regions * x.window.region)
         box_bytes, own_weights = int32(depth * x.window.pitch), int32(stage_weights if streamed else 0)
         # This loop limits the copies, so it divides nothing.
         together = int32(min(PRODUCERS, stages))
-        at, barrier, ahead = int32(ring_at + warp * slot), int32(full + 8 * warp), int32(stages - warp)
-        parity, to_empty, ring = int32(1), int32(pipe.empty - full), int32(stages * slot)
+        at, barrier, ahead = int32(ring_at + warp * stage_bytes), int32(full + 8 * warp), int32(stages - warp)
+        parity, to_empty, ring = int32(1), int32(pipe.empty - full), int32(stages * stage_bytes)
         tiles = Tiles(cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int64))
         turn, count = int32(0), turns(grid) if warp < together else int32(0)
         row_tile, column_tile = locate(turn, grid)
@@ -88,12 +88,12 @@ def make_produce(config: Config, schedule: Schedule):
                         mbarrier_arrive(barrier)
                     if split_ahead:
                         mbarrier_wait(barrier, parity ^ 1)
-                        split_stage(lane, int32(base + at), int32(barrier - full), split, x.window, firsts, lasts)
+                        split_stage(lane, int32(base + at), int32(barrier - full), split, x.window, begins, ends)
                     if unpacked:
                         mbarrier_wait(barrier, parity ^ 1)
                         ordered = int32(base + at + weights_at)
                         order(lane, ordered + stage_weights, ordered, int32(split.ready + barrier - full))
-                    at, barrier = int32(at + together * slot), int32(barrier + 8 * together)
+                    at, barrier = int32(at + together * stage_bytes), int32(barrier + 8 * together)
                     ahead, stage = int32(ahead - together), int32(stage + together)
                     if ahead <= 0:
                         at, barrier, ahead = int32(at - ring), int32(barrier - 8 * stages), int32(ahead + stages)

@@ -79,7 +79,7 @@ class Products(NamedTuple):
 
 def _make_multiply(tile: Tile, unpacked: bool):
     """Build the load and the product of a piece, (index, (Products, Pieces))."""
-    rows, depth, taps, all_parts = tile.rows, tile.depth, tile.tap_chunk, tile.parts
+    rows, depth, taps, all_parts = tile.rows, tile.depth, tile.tap_chunk, tile.operand_halves
     elements, vector = 16 // tile.itemsize, 16 // tile.operand_size
     block, load_weights = rows * depth // vector * elements, load_run(ELEMENTS[tile.dtype], elements)
     channels_on = tuple(map(split_channel, range(vector)))
@@ -122,8 +122,14 @@ def _make_multiply(tile: Tile, unpacked: bool):
 
 @cache
 def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
-    phases, channels, depth, taps, all_parts = tile.phases, tile.channels, tile.depth, tile.tap_chunk, tile.parts
-    vector, all_weights = 16 // tile.operand_size, tile.parts * LOADS * 16 // tile.itemsize
+    phases, channels, depth, taps, all_parts = (
+        tile.phases,
+        tile.channels,
+        tile.depth,
+        tile.tap_chunk,
+        tile.operand_halves,
+    )
+    vector, all_weights = 16 // tile.operand_size, tile.operand_halves * LOADS * 16 // tile.itemsize
     element, kernel_size = ELEMENTS[tile.dtype], taps * tile.stride
     load, store, storage = element.load, element.store, element.storage
     load_piece, multiply = _make_multiply(tile, unpacked)

@@ -19,13 +19,13 @@ def make_window_start(config: Config, integer=int64):
     unused = tile.lead - tile.reach  # no tap reaches them
 
     @device_function
-    def window_start(n, j, chunk, boxed, apart, length, columns, first):
+    def window_start(n, j, chunk, boxed, whole_tiles, length, columns, first):
         """A window's first sample and element, and whether it is a box: used columns lie in one sample.
 
-        ``n``, ``j``: of the tile. ``apart``: Fetch.whole_tiles."""
+        ``n``, ``j``: of the tile."""
         length, columns, first = integer(length), integer(columns), integer(first)
         j = integer(j - (before + chunk * shift))
-        if apart:
+        if whole_tiles:
             return n, integer(first + j), boxed
         while j < 0:
             n, j = int32(n - 1), integer(j + columns)
@@ -53,10 +53,10 @@ class Windows(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Of the sample (split_ahead.py)."""
+    """A window's elements of its sample."""
 
-    firsts: object
-    lasts: object
+    begins: object
+    ends: object
 
 
 def make_windows(config: Config):
@@ -67,18 +67,18 @@ def make_windows(config: Config):
 
     @device_function
     def locate_windows(windows, bounds, tiles, chunk, x, box_bytes, announced):
-        boxed, aligned, apart = x.fetch.boxed, x.fetch.aligned, x.fetch.whole_tiles
+        boxed, aligned, whole_tiles = x.fetch.boxed, x.fetch.aligned, x.fetch.whole_tiles
         length, columns, first = x.samples.length, x.samples.columns, x.samples.first_column
         for z in range(regions):
             n, j = tiles.sample[z], tiles.column[z]
-            n, i, in_box = window_start(n, j, chunk, boxed, apart, length, columns, first)
+            n, i, in_box = window_start(n, j, chunk, boxed, whole_tiles, length, columns, first)
             windows.sample[z], windows.start[z], windows.is_box[z] = n, int64(i), int32(in_box)
             announced += box_bytes if in_box else 0
             if split_ahead:
                 early = int64(0 if aligned else (x.early + i) & (vector - 1))
-                bounds.firsts[z] = int32(early + (max(-i, -farthest) if in_box and not aligned else 0))
+                bounds.begins[z] = int32(early + (max(-i, -farthest) if in_box and not aligned else 0))
                 end = farthest if aligned else min(length - i, farthest)
-                bounds.lasts[z] = int32(early + (end if in_box else width))
+                bounds.ends[z] = int32(early + (end if in_box else width))
         return announced
 
     @device_function

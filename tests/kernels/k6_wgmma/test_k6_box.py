@@ -137,11 +137,11 @@ def test_stages_fit_into_the_ring(which):
     for rows in all_rows(config):
         g = geometry(config, rows)
         assert g.pitch // config.tile.itemsize <= LARGEST_BOX
-        assert g.pitch % 16 == g.region % 128 == g.slot % 128 == 0
+        assert g.pitch % 16 == g.region % 128 == g.stage_bytes % 128 == 0
         assert config.depth * g.pitch <= g.region
         assert 2 <= g.stages <= config.stages
-        assert g.stages * g.slot <= config.ring_bytes
-        assert config.regions * g.region <= g.slot
+        assert g.stages * g.stage_bytes <= config.ring_bytes
+        assert config.regions * g.region <= g.stage_bytes
     assert geometry(config, None) == geometry(config, Rows())
 
 

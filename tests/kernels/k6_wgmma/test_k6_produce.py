@@ -149,7 +149,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     monkeypatch.setattr(k6_load.cuda, "gridDim", SimpleNamespace(x=blocks), raising=False)
     monkeypatch.setattr(k6_load.cuda, "blockIdx", SimpleNamespace(x=blocks - 1), raising=False)
     log, early, stride_c = alike.bit_length() - 1, 0 if alike == 1 else 3, p.length + rows.shear
-    window = Window(log, g.pitch, g.shear, g.region, g.slot, g.stages)
+    window = Window(log, g.pitch, g.shear, g.region, g.stage_bytes, g.stages)
     schedule = k6_schedule.make_schedule(config)
     produce, apart = k6_load.make_produce(config, schedule), columns % tile.advance == 0
     # Two phases of a slot look alike, so a warp that waits must be at most one round of the ring ahead.
@@ -175,7 +175,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
         for chunk in range(tap_chunks):
             for s in range(stages):
                 (stage,) = by_place.pop(k)
-                slot, at = k % g.stages, BASE + config.ring + k % g.stages * g.slot
+                slot, at = k % g.stages, BASE + config.ring + k % g.stages * g.stage_bytes
                 barrier = FULL + 8 * slot
                 assert stage.waited == (EMPTY + 8 * slot, 1 - k // g.stages % 2)
                 assert stage.arrivals == [barrier]

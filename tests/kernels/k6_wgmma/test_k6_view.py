@@ -65,7 +65,7 @@ def check(problem, config, column_tile, chunk, column, boxed, early, stride_c):
     fetch = Fetch(boxed, aligned, apart, False)
     x = Input(None, 0, 0, stride_c, early or 0, None, fetch, samples)
     view = k6_operands.make_view(config)(n, j, chunk, x, column, X_AT)
-    outside = view.some_outside, view.outside
+    outside = view.some_outside, view.beyond
     _, start, in_box = k6_windows.make_window_start(config)(n, j, chunk, boxed, apart, length, columns, first)
     rounds = tile.precision == "tf32"
     if rounds:
