@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from numba_tconv import AliasFreeActivation, alias_free_activation
+from numba_tconv import AliasFreeActivation, alias_free_activation, freeze
 from numba_tconv.torch_api import alias_free_operators as ops
 from numba_tconv.torch_api.alias_free import tensors_of
 from tests.published_activations import Activation1d, Snake, TorchActivation1d, taps
@@ -214,6 +214,15 @@ def test_its_filters_are_those_of_the_family(ratio):
 def test_a_layer_that_cannot_be_called_is_not_made(given, error, text):
     with pytest.raises(error, match=text):
         AliasFreeActivation(C, **given)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_layer_refuses_what_the_function_refuses(frozen):
+    layer = AliasFreeActivation(C).eval()
+    if frozen:
+        freeze(layer)
+    with pytest.raises(TypeError, match="x must be a Tensor, not list"):
+        layer([[1.0]])
 
 
 def test_the_layer_in_other_dtypes_and_forms():
