@@ -277,6 +277,16 @@ def test_runs_are_kept_for_all_rounds_if_these_begin_alike(monkeypatch, length, 
     assert done == expected
 
 
+def test_runs_are_stored_by_as_many_outputs_as_lie_together(monkeypatch):
+    monkeypatch.setattr(k6_epilogue, "device_function", same)
+    monkeypatch.setattr(k6_epilogue, "make_store_runs", lambda tile, warps, quantum, *_: lambda *_: quantum)
+    config = configured(Problem(2, 8, 16, 3, 258), "tf32")
+    store = k6_epilogue._make_runs(config, lambda store, keeps: store)
+    for quantum in (4, 2, 1):
+        out = SimpleNamespace(alignment=SimpleNamespace(quantum=quantum))
+        assert store(None, out, None, None, None) == quantum
+
+
 def test_a_thread_loads_the_bias_of_its_channel(monkeypatch):
     """While products run; of channels that there are."""
     element = SimpleNamespace(load=lambda value: value)
