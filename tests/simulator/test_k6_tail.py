@@ -29,7 +29,7 @@ PROBLEMS = {
     "three taps": Problem(2, 40, 5, 11, 256, stride=5, padding=3, output_padding=1),
     "groups": Problem(1, 32, 8, 4, 128, stride=2, padding=1, groups=2, bias=True),
     "far inputs": Problem(2, 9, 3, 24, 127, stride=4, padding=13),
-    "many channels": Problem(1, 96, 8, 16, 128, stride=8, padding=4, bias=True),
+    "many channels": Problem(1, 96, 16, 16, 128, stride=8, padding=4, bias=True),
 }
 
 
