@@ -1,6 +1,7 @@
-"""The producers of k5_dmma's ring, as plain Python."""
+"""The producers and consumers of k5_dmma's ring, as plain Python."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -47,3 +48,54 @@ def test_every_stage_of_the_ring_has_its_own_weights_and_channels(monkeypatch, i
         for at, (_, s) in zip(places, stages, strict=True)
         if not inside or s == fulls
     ]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_every_stage_of_the_ring_is_multiplied_once_and_handed_back(monkeypatch, live):
+    """A consumer thread in Python, whose tile's last taps, of a second chunk, are fewer; or without columns."""
+    c = next(c for _, c in configs() if c.ring)
+    chunks, fulls, base, full = 2, c.stages + 1, 1024, 4096
+    waits, arrivals, products, stored = [], [], [], []
+
+    def wait(*stage):
+        waits.append(stage)
+        assert len(waits) <= chunks * fulls, "it would wait forever"
+
+    for name in ("barrier_sync", "mbarrier_init", "fence_mbarrier_init", "griddepcontrol_wait", "fence_async"):
+        monkeypatch.setattr(k5_dmma_ring, name, lambda *_: None)
+    array, at_zero = SimpleNamespace(array=lambda size, dtype: [None] * size), SimpleNamespace(x=0, y=0, z=0)
+    cuda = SimpleNamespace(shared=array, local=array, syncthreads=lambda: None, threadIdx=at_zero, blockIdx=at_zero)
+    cuda.gridDim = SimpleNamespace(y=1)
+    parts = SimpleNamespace(
+        window=1,
+        weights=1,
+        lane_of=lambda thread: SimpleNamespace(window=3, weights=5, column=0),
+        tails_of=lambda lane, taps: "tails",
+        multiply=lambda registers, stage, last: products.append((stage.window, stage.weights, last)),
+        put=lambda shared, sums, weights, lane: stored.append(sums),
+    )
+    monkeypatch.setattr(k5_dmma_ring, "cuda", cuda)
+    monkeypatch.setattr(k5_dmma_ring, "make_multiply", lambda config: parts)
+    for name in ("make_fill_ring", "make_store", "setmaxnreg"):
+        monkeypatch.setattr(k5_dmma_ring, name, lambda *_: lambda *_: None)
+    monkeypatch.setattr(k5_dmma_ring, "shared_base", lambda shared: base)
+    monkeypatch.setattr(k5_dmma_ring, "shared_address", lambda barriers, index: full)
+    monkeypatch.setattr(k5_dmma_ring, "recomputed", lambda value: value)
+    monkeypatch.setattr(k5_dmma_ring, "mbarrier_wait", wait)
+    monkeypatch.setattr(k5_dmma_ring, "mbarrier_arrive", lambda bar: arrivals.append(bar))
+    monkeypatch.setattr(k5_dmma_ring, "kernel_of", lambda name, function, *_: function)
+    kernel = k5_dmma_ring.make_kernel.__wrapped__(replace(c, ragged=True))
+    grid = SimpleNamespace(row_tiles=1, tap_chunks=chunks, channel_chunks=fulls, last_taps=1, columns=int(live))
+    sizes = SimpleNamespace(in_per_group=1, batch=1)
+    kernel(SimpleNamespace(stride_c=1), None, None, None, sizes, grid)
+
+    turns = [(s % c.stages, s // c.stages % 2) for s in range(chunks * fulls)]
+    assert waits == [(full + 8 * slot, parity) for slot, parity in turns]
+    assert arrivals == [full + 8 * (c.stages + slot) for slot, _ in turns]
+    places = [base + c.itemsize * c.stage * slot for slot, _ in turns]
+    assert products == [
+        (at + c.itemsize * 3, at + c.itemsize * (c.x_stage + 5), "tails" if s >= fulls else -1)
+        for s, at in enumerate(places)
+        if live
+    ]
+    assert [set(sums) for sums in stored] == [{0.0}]

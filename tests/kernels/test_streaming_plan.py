@@ -83,6 +83,9 @@ def test_who_computes(changes, expected):
 
 def test_nobody_computes_what_no_block_holds():
     assert chosen(Problem(1, 16, 16, 9, 1, 1, dilation=700), precision="ieee") is type(None)
+    just_fits = Problem(1, 20_164, 1, 1, 1)  # 80 KiB
+    assert chosen(just_fits, precision="ieee") is COLUMNS
+    assert chosen(replace(just_fits, in_channels=20_165), precision="ieee") is type(None)
 
 
 @pytest.mark.parametrize("shared", sorted({limit - RESERVED_SHARED for _, _, limit in LIMITS.values()}))

@@ -6,6 +6,7 @@ import torch
 from numba_tconv.lab.cli import commands
 from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import ahead, bench, rows
+from numba_tconv.lab.measure.accuracy import Error
 from numba_tconv.lab.measure.machine import Machine
 from numba_tconv.lab.studies import activations
 from numba_tconv.torch_api.alias_free import AliasFreeActivation
@@ -45,6 +46,13 @@ def test_a_row(on_the_cpu, dtype, direction):
     assert (row.ms_p50, row.torch_ms_p50) == (2.0, 5.0)
     assert 0 < row.torch_relerr < 2 * torch.finfo(dtype).eps
     assert 0 < row.relerr < 2 * torch.finfo(dtype).eps
+
+
+def test_an_output_has_one_error_and_so_has_each_gradient():
+    x, alpha = torch.tensor([[3.0, 4.0], [0.0, 0.0]]).double(), torch.tensor([3.0, 4.0]).double()
+    one = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
+    assert activations.errors(x + one, x) == [Error(1 / 5, 1 / 4)]
+    assert activations.errors((x + one, alpha + one[1]), (x, alpha)) == [Error(1 / 5, 1 / 4), Error(1 / 5, 1 / 5)]
 
 
 @pytest.mark.parametrize("wrong", range(3))

@@ -1,9 +1,12 @@
-"""Curves against length: titles, and lengths beside powers of two."""
+"""Curves against length: titles, labels, and lengths beside powers of two."""
 
 from dataclasses import replace
 
+import pytest
+from matplotlib.figure import Figure
+
 from numba_tconv.lab.measure import workloads
-from numba_tconv.lab.report.figures import by_length
+from numba_tconv.lab.report.figures import by_length, style
 from tests.samples import ladder, row
 
 
@@ -56,3 +59,15 @@ def test_the_selection_has_a_curve_if_it_is_the_fastest_at_half_of_the_lengths()
         some = [*map(row, layers[:count]), *(row(one, "auto") for one in layers[1:count])]
         figure = by_length.throughput([*some, row(layers[0], "auto", slower=1.0)])
         assert ("auto" in [label for _, label in figure.axes[0].curves]) == has
+
+
+def test_labels_of_close_ends_stand_apart_and_others_beside_their_ends():
+    axes = Figure().subplots()
+    axes.set_ylim(0, 100)
+    ends = {"top": 90, "third": 1.5, "first": 1, "second": 1.2}
+    style.label_points(axes, [((0, y), name) for name, y in ends.items()])
+    scale = 72 / axes.figure.dpi
+    places = {one.get_text(): axes.transData.transform(one.xy)[1] * scale + one.xyann[1] for one in axes.texts}
+    assert [one.get_text() for one in axes.texts if one.xyann[1] == 0] == ["first", "top"]
+    assert places["second"] == pytest.approx(places["first"] + style.GAP)
+    assert places["third"] == pytest.approx(places["second"] + style.GAP)

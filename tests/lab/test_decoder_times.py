@@ -8,6 +8,7 @@ import torch
 
 from numba_tconv.lab.cli import commands, study_runs
 from numba_tconv.lab.measure import ahead, bench, rows, timing, workloads
+from numba_tconv.lab.measure.accuracy import Error
 from numba_tconv.lab.measure.machine import Machine
 from numba_tconv.lab.studies import decoder_times, decoders
 from numba_tconv.runtime.device import H200
@@ -121,6 +122,11 @@ def test_the_wall_time_is_of_the_model_and_of_its_converted_copy(on_the_cpu, mon
     monkeypatch.setattr(torch.nn.ConvTranspose1d, "forward", counted(1, torch.nn.ConvTranspose1d.forward))
     row = decoder_times.measure("double", batch=2, seconds=1.0)
     assert (row.torch_wall_ms_p50, row.wall_ms_p50) == (2000, 4000)
+
+
+def test_an_error_is_by_norm_and_by_the_largest():
+    found = decoder_times.error(torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.tensor([[3.0, 4.0], [0.0, 0.0]]).double())
+    assert found == Error(1 / 5, 1 / 4)
 
 
 @pytest.mark.parametrize("wrong", [0.0, float("nan"), 1.5])

@@ -73,6 +73,7 @@ def test_a_failed_comparison_is_laid_to_the_side_that_is_less_exact():
     failed = judged(0, 1e-7, 3e-4)
     assert not failed.accepted
     assert failed.torch_is_the_inexact_side
+    assert not judged(0, 3e-4, 3e-4).torch_is_the_inexact_side
     assert not judged(0, 3e-4, 1e-7).torch_is_the_inexact_side
     assert not judged(0, float("nan"), 1e-7).torch_is_the_inexact_side
 

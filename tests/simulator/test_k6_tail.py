@@ -23,12 +23,13 @@ def tiny_blocks():
 
 
 # Two taps and three, the last in some phases only; one column, and two tiles before it; samples and channels that fill
-# no block; groups; more channels than shared memory holds at once (16).
+# no block; groups; more channels than shared memory holds at once (16); more weights than a thread's loads in flight.
 PROBLEMS = {
     "two taps": Problem(3, 20, 5, 16, 128, stride=8, padding=4, bias=True),
     "three taps": Problem(2, 40, 5, 11, 256, stride=5, padding=3, output_padding=1),
     "groups": Problem(1, 32, 8, 4, 128, stride=2, padding=1, groups=2, bias=True),
     "far inputs": Problem(2, 9, 3, 24, 127, stride=4, padding=13),
+    "many channels": Problem(1, 96, 16, 16, 128, stride=8, padding=4, bias=True),
 }
 
 
@@ -36,7 +37,7 @@ PROBLEMS = {
 @pytest.mark.parametrize("precision", thorough(DTYPES, always=["tf32", "bf16"]))
 def test_the_last_columns_outputs(monkeypatch, name, precision):
     p, dtype = PROBLEMS[name], DTYPES[precision]
-    monkeypatch.setattr(k6_tail, "CHANNELS", 16)
+    monkeypatch.setattr(k6_tail, "CHANNELS", 64 if name == "many channels" else 16)
     monkeypatch.setattr(k6_tail, "INPUTS", 2 * k6_tail.THREADS)
     config = next((c for c in k6_config.configs(p, precision) if c.tail), None)
     if (name, precision) == ("far inputs", "tf32x3"):
@@ -67,10 +68,10 @@ def test_the_last_columns_outputs(monkeypatch, name, precision):
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-@pytest.mark.parametrize("name", ["whole tiles", "groups"])
+@pytest.mark.parametrize("name", ["whole tiles", "groups", "many channels"])
 def test_unpacked_weights_give_the_same_bits(monkeypatch, name, precision):
     p = {"whole tiles": Problem(3, 32, 8, 16, 128, stride=8, padding=4, bias=True), **PROBLEMS}[name]
-    monkeypatch.setattr(k6_tail, "CHANNELS", 16)
+    monkeypatch.setattr(k6_tail, "CHANNELS", 64 if name == "many channels" else 16)
     monkeypatch.setattr(k6_tail, "INPUTS", 2 * k6_tail.THREADS)
     dtype = DTYPES[precision]
     config = next(c for c in k6_config.configs(p, precision) if c.tail)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.streaming import depthwise, plan, tickets, tile
 from numba_tconv.runtime.layout import Layout
 from numba_tconv.selection.registry import RUNGS
@@ -113,14 +114,22 @@ def test_a_bias_of_any_stride(reason, layout):
         assert torch.equal(step(s.x, s.state(), s, config=config), s.offline(by_gather))
 
 
-def test_the_last_reader_of_a_state_leaves_no_ticket(monkeypatch):
+@pytest.mark.parametrize(
+    "layer",
+    [LAYERS["K = 2s, the usual decoder layer"], Problem(1, 2, 3, 34, 1, 17)],
+    ids=["blocks of one warp", "of two"],
+)
+def test_the_last_reader_of_a_state_leaves_no_ticket(layer, monkeypatch):
+    """One thread of a block draws one: three blocks of 64 threads would end as they began."""
     taken, take = [], tickets.take
     monkeypatch.setattr(tickets, "take", lambda *sizes: taken.append(take(*sizes)) or taken[-1])
-    s = stream(LAYERS["K = 2s, the usual decoder layer"], 3, 2)
-    step(s.x, s.state(), s, config=1)
-    assert len(taken) == 1
-    assert len(taken[0]) == 2
-    assert not taken[0].any()
+    s = stream(layer, 3, 2)
+    state, slot_tiles = s.state(), 2
+    y = torch.cat([step(chunk, state, s, config=1) for chunk in chunked(s.x, (1, 1))], dim=2)
+    assert torch.equal(y, s.offline(by_gather))
+    assert torch.equal(state, s.x[:, :, 2 - s.kept :])
+    assert [len(one) for one in taken] == [slot_tiles] * 2
+    assert not any(one.any() for one in taken)
 
 
 @pytest.mark.parametrize("case", [case for case in step_cases() if case.kernel != PRODUCT], ids=str)

@@ -221,6 +221,15 @@ def test_a_layer_that_cannot_be_called_is_not_made(given, error, text):
         AliasFreeActivation(**{"channels": C} | given)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_layer_refuses_what_the_function_refuses(frozen):
+    layer = AliasFreeActivation(C).eval()
+    if frozen:
+        freeze(layer)
+    with pytest.raises(TypeError, match="x must be a Tensor, not list"):
+        layer([[1.0]])
+
+
 def test_the_layer_in_other_dtypes_and_forms():
     layer = AliasFreeActivation(C, dtype=torch.bfloat16)
     assert {one.dtype for one in (*layer.parameters(), *layer.buffers())} == {torch.bfloat16}

@@ -11,6 +11,7 @@ from numba_tconv.kernels.k6_wgmma import boxes, kernel, plan
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.arguments import Channels, Columns, Fetch, Samples, TensorMap
 from numba_tconv.kernels.k6_wgmma.choose import choose
+from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.kernel import GIVEN
 from numba_tconv.runtime.layout import NO_GPU, Layout
@@ -62,6 +63,15 @@ def test_how_windows_are_fetched_follows_from_where_rows_begin(monkeypatch, leng
     assert x.window == (alike.bit_length() - 1, g.pitch, g.shear, g.region, g.stage_bytes, g.stages)
     whole = k6_config.sample_columns(p, config)[1] % config.tile.advance == 0
     assert x.fetch == Fetch(boxed=1, aligned=int(aligned), whole_tiles=int(whole), in_vectors=int(aligned))
+
+
+def test_joined_samples_are_told_as_one_with_more_zeros_behind_than_a_window(monkeypatch):
+    p = workloads.get("waveglow").problem
+    config, (_, x, *_) = told(monkeypatch, p)
+    assert config.joined
+    together = p.batch * k6_config.sample_columns(p, config)[1]
+    assert x.samples == Samples(1, together, x.samples.columns, 0)
+    assert x.samples.columns - together > config.width
 
 
 def test_the_output_is_told_where_it_begins(monkeypatch):

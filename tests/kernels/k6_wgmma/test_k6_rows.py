@@ -248,6 +248,45 @@ def test_other_tiles_are_staged_and_stored_round_by_round(monkeypatch, workload)
     assert stored == [(16 + c, tile.channels - c, of) for c, of in zip(done, expected, strict=True)]
 
 
+@pytest.mark.parametrize(("length", "missing", "alike"), [(66, 0, True), (66, 1, False), (65, 0, False)])
+def test_runs_are_kept_for_all_rounds_if_these_begin_alike(monkeypatch, length, missing, alike):
+    """Else each round, whose channels begin elsewhere in a sector or are fewer, has its own."""
+    p = workloads.get("dac_u1").problem
+    config = next(c for c in k6_config.configs(p, "tf32") if not (c.tile.part or c.bulk_channels or c.by_rows))
+    tile, done = config.tile, []
+
+    def prepare(runs, first, out, staging, place, thread):
+        done.append(("runs", place.channel, place.channels_left))
+
+    def store(runs, out, staging, place, thread):
+        done.append(("store", place.channel, place.channels_left))
+
+    for name in ("device_function", "recomputed"):
+        monkeypatch.setattr(k6_epilogue, name, same)
+    for name in ("take", "make_stage_rows", "barrier_sync"):
+        monkeypatch.setattr(k6_epilogue, name, lambda *_: lambda *_: None)
+    monkeypatch.setattr(k6_epilogue, "make_prepare", lambda *_: prepare)
+    out = SimpleNamespace(alignment=SimpleNamespace(offset=0), length=length)
+    place = Place(0, 0, 0, 16, tile.channels - missing, None, None)
+    buffers, sums = Buffers(Shared(None, None, 0), 0, 0, None, None), Sums(range(tile.rows), None, [], None)
+    k6_epilogue._make_rows(config)(store, True)(sums, None, buffers, out, place, 0.0, Thread(0, 0, 0))
+    expected = [("runs", 16, tile.channels - missing)]
+    for c in range(0, tile.channels, tile.round_channels):
+        left = 16 + c, tile.channels - missing - c
+        expected += [("store", *left)] if alike else [("runs", *left), ("store", *left)]
+    assert done == expected
+
+
+def test_runs_are_stored_by_as_many_outputs_as_lie_together(monkeypatch):
+    monkeypatch.setattr(k6_epilogue, "device_function", same)
+    monkeypatch.setattr(k6_epilogue, "make_store_runs", lambda tile, warps, quantum, *_: lambda *_: quantum)
+    config = configured(Problem(2, 8, 16, 3, 258), "tf32")
+    store = k6_epilogue._make_runs(config, lambda store, keeps: store)
+    for quantum in (4, 2, 1):
+        out = SimpleNamespace(alignment=SimpleNamespace(quantum=quantum))
+        assert store(None, out, None, None, None) == quantum
+
+
 def test_a_thread_loads_the_bias_of_its_channel(monkeypatch):
     """While products run; of channels that there are."""
     element = SimpleNamespace(load=lambda value: value)
