@@ -11,8 +11,8 @@ from numba_tconv.kernels.common.tensor_core.rung import by_vectors
 from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.boxes import rows_of
-from numba_tconv.kernels.k6_wgmma.producer import make_window_start
 from numba_tconv.kernels.k6_wgmma.schedule import make_schedule
+from numba_tconv.kernels.k6_wgmma.windows import make_window_start
 from numba_tconv.runtime import device
 
 from .gpu.common import TENSOR_CORES
@@ -65,27 +65,28 @@ def k6_properties(case):
     part = split(p, config.splits)
     missing = k6_config.channel_chunks(part, config) > tile.channel_chunks(part)
     return {
-        "weights, parts": (config.resident, tile.parts),
-        "weights, split ahead": tile.parts == 2 and (config.resident, config.split_ahead),
+        "weights, parts": (config.resident, tile.operand_halves),
+        "weights, split ahead": tile.operand_halves == 2 and (config.resident, config.split_ahead),
         "weights, size of an element": (config.resident, tile.itemsize),
         "weights, unrolled, of a stage": (config.resident, config.unroll, config.depths),
         "weights, chunks of taps": (config.resident, tile.several_chunks),
         "windows in a stage": config.regions,
         "staging buffers": config.buffers,
-        "rows in rounds: staging buffers, parts": config.by_rows and (config.buffers, config.round_buffers, tile.parts),
+        "rows in rounds: staging buffers, parts": config.by_rows
+        and (config.buffers, config.round_buffers, tile.operand_halves),
         "rows in rounds: outputs at a time, bias": config.by_rows
         and (alignment_of(case.offset * tile.out_dtype.itemsize, p, tile)[1], p.bias),
         "joined": config.joined,
         "runs on sectors, last columns apart, size of an element": tile.whole
         and (tile.aligned, config.tail, tile.itemsize),
-        "last columns apart, parts": (config.tail, tile.parts),
+        "last columns apart, parts": (config.tail, tile.operand_halves),
         "runs that begin anywhere, by warps: rows in rounds, outputs at a time": tile.whole
         and not (tile.aligned or config.bulk_channels)
         and (config.by_rows, alignment_of(case.offset * 4, p, tile)[1]),
-        "split, part, size of an element": config.splits > 1 and (tile.part, tile.itemsize),
+        "split, part, size of an element": config.splits > 1 and (tile.by_phases, tile.itemsize),
         "stores, paired": (config.bulk_channels and tile.channels // config.bulk_channels, config.paired),
         "stores, shape": (config.bulk_channels > 0, shape_of(tile)),
-        "stores, empty slots, size": tile.whole and (config.bulk_channels > 0, tile.empty_slots, tile.itemsize),
+        "stores, empty slots, size": tile.whole and (config.bulk_channels > 0, tile.has_gaps, tile.itemsize),
         "halves side by side: outputs staged together": bool(config.bulk_channels)
         and tile.span == 1
         and tile.out_dtype.itemsize == 2
@@ -93,16 +94,16 @@ def k6_properties(case):
         "rounds": tile.rounds > 1,
         "row tiles": tile.row_tiles(p) > 1,
         "shape": shape_of(tile),
-        "whole, empty slots": tile.whole and tile.empty_slots,
-        "single, empty slots": not tile.whole and tile.dilation > 1 and tile.empty_slots,
+        "whole, empty slots": tile.whole and tile.has_gaps,
+        "single, empty slots": not tile.whole and tile.dilation > 1 and tile.has_gaps,
         "precision": case.precision,
         "channels that do not exist": p.in_channels_per_group % tile.depth > 0,
         "without channels: of a stage": missing and config.depths,
         "whole: empty slots, outputs at a time, size": tile.whole
-        and (tile.empty_slots, math.gcd(4, p.out_length), tile.itemsize),
-        "whole: empty slots, y within a sector": tile.whole and (tile.empty_slots, case.offset > 0),
+        and (tile.has_gaps, math.gcd(4, p.out_length), tile.itemsize),
+        "whole: empty slots, y within a sector": tile.whole and (tile.has_gaps, case.offset > 0),
         "whole: empty slots, turns": tile.whole
-        and (tile.empty_slots, tiles > 2 * CONSUMERS * device.current_device().multiprocessors),
+        and (tile.has_gaps, tiles > 2 * CONSUMERS * device.current_device().multiprocessors),
         "turns": (config.resident, config.paired, tiles > 2 * CONSUMERS * device.current_device().multiprocessors),
         "shape, sheared": (shape_of(tile), bool(rows(case)) and rows(case).alike > 1),
         "groups, a tensor map": (p.groups > 1, rows(case) is not None),
@@ -175,7 +176,7 @@ def test_k6_windows(precision, resident, empty_slots):
     found = {
         window
         for case, config in configs
-        if config.tile.whole and (config.resident, config.tile.empty_slots) == (resident, empty_slots)
+        if config.tile.whole and (config.resident, config.tile.has_gaps) == (resident, empty_slots)
         for window in windows(case)
     }
     # Vectors fill rows at 16 bytes, which take one box.

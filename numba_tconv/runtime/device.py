@@ -40,10 +40,7 @@ class Device:
         return self.cc >= (9, 0)
 
     def spreads_early(self, blocks: int, shared_bytes: int, others: int) -> bool:
-        """Whether ``blocks``, begun beside ``others`` of the previous kernel, spread over all multiprocessors.
-
-        So they do where a multiprocessor holds one block only, or each block gets its own.
-        """
+        """Whether ``blocks``, begun beside ``others`` of the previous kernel, spread over all multiprocessors."""
         one_fits = 2 * (shared_bytes + RESERVED_SHARED) > self.shared_per_multiprocessor
         return self.launches_early and (one_fits or blocks + others <= self.multiprocessors)
 

@@ -158,7 +158,7 @@ def ready(
 ) -> Callable | None:
     """(x, up_filter, down_filter, alpha, beta) -> y on GPU ``index``; None if torch computes."""
     config = tile.choose(sizes, dtype, activation, log_scale)
-    if plan.reason(sizes, config) or (dtype == torch.bfloat16 and device.of(index).cc < BFLOAT16_CC):
+    if plan.reason(sizes) or (dtype == torch.bfloat16 and device.of(index).cc < BFLOAT16_CC):
         return None
     shape = sizes.batch, sizes.channels, sizes.out_length
     return Ready(shape, dtype, index, plan.prepare(sizes, strides, config))

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from numba_tconv.formula.alias_free import alias_free
+from numba_tconv.gradients.alias_free import phase
 from numba_tconv.gradients.alias_free import plan as gradient_plan
-from numba_tconv.kernels.alias_free import phase, plan, tile
+from numba_tconv.kernels.alias_free import plan, tile
 
 PI = Fraction("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
 
@@ -42,7 +43,7 @@ def test_the_longest_rows_and_the_most_blocks(kernels):
         sizes = alias_free((batch, 1, length), 12, 12, 2, 2)
         if kernels == "gradients":
             return gradient_plan.reason(sizes)
-        return plan.reason(sizes, tile.choose(sizes, torch.float32, "snake", True))
+        return plan.reason(sizes)
 
     assert reason(1, plan.MOST_LENGTH) is None
     assert "rows of up to" in reason(1, plan.MOST_LENGTH + 1)

@@ -83,7 +83,7 @@ def test_arguments_are_the_problems(p, precision, resident, has_bias):
     assert loop.stages_a_chunk * config.depth >= sizes.in_per_group > (loop.stages_a_chunk - 1) * config.depth
     assert loop.tap_chunks * tile.tap_chunk >= p.taps.taps_per_row > (loop.tap_chunks - 1) * tile.tap_chunk
     stages = p.groups * loop.group_tiles * loop.tap_chunks * loop.stages_a_chunk
-    packed = (packing.size - (4 if tile.parts == 2 else 0)) * tile.itemsize
+    packed = (packing.size - (4 if tile.operand_halves == 2 else 0)) * tile.itemsize
     assert packed == stages * config.w_stage
     assert launch.grid[0] == p.groups * loop.group_tiles
     all_tiles = tile.column_tiles(p)

@@ -61,7 +61,7 @@ def test_a_window_is_its_rows(memory, workload, precision, aligned, selectors):
 @pytest.mark.parametrize(("workload", "precision"), [("kb64", "tf32"), ("hifigan_u1", "tf32"), ("dac_u1", "tf32x3")])
 def test_sums_begin_as_the_biases_of_their_rows(monkeypatch, workload, precision):
     config = choose(workloads.get(workload).problem, precision)
-    assert not config.tile.empty_slots
+    assert not config.tile.has_gaps
     phases, existing = config.tile.phases, config.tile.channels - 1  # the last channel is missing
     monkeypatch.setattr(k5_multiply, "ELEMENTS", {config.tile.dtype: SimpleNamespace(load=float)})
     load_biases, start = (function.py_func for function in k5_multiply.make_start(config))

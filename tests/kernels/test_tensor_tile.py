@@ -261,7 +261,7 @@ def check_k6(problem, precision):
             assert problem.taps.gap > LONGEST_STAGED_SPAN
         else:
             assert (precision == "tf32x3" and tile.phases > 64) or tile.staging * 4 > SHARED_OF_AN_H200 // 4
-            assert not tile.part
+            assert not tile.by_phases
         assert k6_choose.choose_whole(problem, precision) is None
         return
     assert k6_choose.choose_whole(problem, precision) in configs
@@ -272,12 +272,12 @@ def check_k6(problem, precision):
         assert config.depths in (1, config.unroll)
         most = config.stages * config.depths == k6_config.MOST_STAGES
         assert (config.depths == config.unroll) == (config.unroll == 1 or most)
-        assert config.ring % 128 == config.slot % 128 == config.staging % 16 == config.own_staging % 16 == 0
+        assert config.ring % 128 == config.stage_bytes % 128 == config.staging % 16 == config.own_staging % 16 == 0
         assert config.extras_at % 16 == config.extras % 16 == config.barriers % 8 == config.map % 128 == 0
         assert tile.rows % tile.rounds == 0
         assert config.bulk_channels == 0 or tile.channels % config.bulk_channels == 0
         assert tile.staging * 4 <= config.staging_bytes or config.buffers == 0
-        assert tile.part == (config.buffers == 0)
+        assert tile.by_phases == (config.buffers == 0)
         chunks = k6_config.channel_chunks(problem, config)
         assert chunks * tile.depth >= problem.in_channels_per_group
         assert chunks % config.unroll == 0

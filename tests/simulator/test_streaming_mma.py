@@ -10,7 +10,15 @@ import torch
 from numba.cuda.simulator import kernelapi
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.streaming import mma_kernel, mma_load, mma_tile, plan, tickets
+from numba_tconv.kernels.streaming import (
+    mma_epilogue,
+    mma_kernel,
+    mma_load,
+    mma_mainloop,
+    mma_tile,
+    plan,
+    tickets,
+)
 from numba_tconv.runtime.layout import Layout
 from tests.gpu.sanitized_streaming import PRODUCT, TF32_EPS, step_cases
 from tests.streams import stream
@@ -21,7 +29,7 @@ from .warps import played
 
 @pytest.fixture(autouse=True)
 def warps(monkeypatch):
-    played((mma_kernel, mma_load), monkeypatch, kernelapi.FakeCUDAModule)
+    played((mma_kernel, mma_load, mma_mainloop, mma_epilogue), monkeypatch, kernelapi.FakeCUDAModule)
     yield
     mma_kernel.make_kernel.cache_clear()
 

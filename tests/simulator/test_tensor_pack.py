@@ -59,7 +59,7 @@ def place_of(order, rows, itemsize, row, k):
 
 def expected(w, problem, tile, order, channel_chunks, scale=1):
     p, row_tiles = problem, tile.row_tiles(problem)
-    places = [tile.tap_chunks(p), channel_chunks, tile.parts, tile.tap_chunk]
+    places = [tile.tap_chunks(p), channel_chunks, tile.operand_halves, tile.tap_chunk]
     block = tile.rows * tile.depth
     packed = np.zeros((p.groups, row_tiles, *places, block), np.float32)
     rows, depth = range(tile.channels * tile.phases), range(tile.depth)
@@ -67,13 +67,13 @@ def expected(w, problem, tile, order, channel_chunks, scale=1):
     for *at, tap in np.ndindex(packed.shape[:-1]):
         group, row_tile, tap_chunk, chunk, part = at
         for (m, k), place in inside.items():
-            of_stage = split_channel(k) if tile.parts == 2 else k
+            of_stage = split_channel(k) if tile.operand_halves == 2 else k
             c, co = chunk * tile.depth + of_stage, row_tile // tile.row_parts * tile.channels + m // tile.phases
             row = row_tile % tile.row_parts * tile.phases + m % tile.phases
             t = row + (tap_chunk * tile.tap_chunk + tap) * tile.taps.rows
             if c < p.in_channels_per_group and co < w.shape[1] and row < tile.taps.rows and t < p.kernel_size:
                 value = np.float32(w[group * p.in_channels_per_group + c, co, t])
-                if tile.parts == 2:
+                if tile.operand_halves == 2:
                     high = np.float16(value * scale)
                     value = np.float16(value * scale - np.float32(high)) if part else high
                 packed[(*at, tap, place)] = round_tf32(value) if tile.kind == "tf32" else value
@@ -231,7 +231,7 @@ def test_vectors_are_copied_where_weights_lie_so(copied, what, order):
     packed = torch.full((packing.size,), torch.nan, dtype=tile.dtype)
     packing.launch(w, packed)
     assert (len(copied) > 0) == (way != ELEMENTWISE)
-    if tile.parts == 1:
+    if tile.operand_halves == 1:
         assert np.array_equal(packed.float().numpy(), expected(w.float().numpy(), problem, tile, order, chunks))
 
 

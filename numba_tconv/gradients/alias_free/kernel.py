@@ -8,8 +8,6 @@ from functools import cache
 
 from numba import cuda, float64, int32, int64, uint32, uint64
 
-from numba_tconv.kernels.alias_free.fetch import make_fetch
-from numba_tconv.kernels.alias_free.phase import Phase, trigonometry
 from numba_tconv.kernels.common.arguments import Signal, arguments
 from numba_tconv.ptx import device_function, load_guarded, load_vector, multiply_add, store_vector
 from numba_tconv.runtime.elements import ELEMENTS
@@ -18,6 +16,8 @@ from numba_tconv.runtime.kernel import Kernel, flat
 from .arguments import Edge, Output, Registers, Sizes, UpSamples
 from .ends import make_ends
 from .epilogue import make_add_up, make_store
+from .fetch import make_fetch
+from .phase import Phase, trigonometry
 from .through import make_through
 from .tile import FAR, Config
 

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from numba import cuda, int32
 
-from numba_tconv.kernels.alias_free.phase import Phase, trigonometry
 from numba_tconv.ptx import device_function, repeated
 from numba_tconv.runtime.elements import ELEMENTS
 
 from .arguments import UpSamples
+from .phase import Phase, trigonometry
 from .tile import Config
 
 # Derivatives of activations.

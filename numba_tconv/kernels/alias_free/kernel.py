@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
 
 
 def make_fetch(config: Config):
-    """Build ``inside``, of aligned vectors inside a row, and ``anywhere``, both as fetch.make_fetch."""
+    """Build ``inside``, of aligned vectors inside a row, and ``anywhere``: sample i goes to ``place(i)``."""
     element, c = ELEMENTS[config.dtype], config
     load, storage, accumulator = element.load, element.storage, element.accumulator
     vector, lanes, threads, samples = c.vector, c.lanes, c.threads, c.samples

@@ -1,4 +1,4 @@
-"""Tensor maps on the host, for the copy engine (ptx/tensor_maps.py).
+"""Tensor maps for the copy engine (ptx/tensor_maps.py).
 
 Equal layouts share a map; kernels write the address into a copy."""
 
@@ -118,7 +118,7 @@ def publish(template, address, maps, at, lane):
 
 
 def make_publish(itemsize: int):
-    """Build ``publish`` and ``acquire``, by a warp: map b of ``boxes`` has the channels b, b + boxes, ...
+    """Build ``publish_sets`` and ``acquire_sets``, by a warp: map b of ``boxes`` has the channels b, b + boxes, ...
 
     A map begins at the 16-byte boundary before its first row. ``maps``: global address; ``at``: 128 shared bytes;
     ``early``: elements from a 16-byte boundary to the tensor."""

@@ -158,6 +158,41 @@ def make_kernel(config: Config) -> Kernel:
     registers = config.weights if keeps_weights else 1
     fill, aim, load_weights = make_fill(config), make_aim(config), _make_load_weights(config)
 
+    @device_function
+    def add_products(total, part, shared, weights, w, families, offset, width):
+        row_stride = rows * w.stride_k
+        for z in range(vector):
+            total[z] = offset
+        for c in range(in_per_group):
+            # Long sums lose digits.
+            for z in range(vector):
+                part[z] = accumulator(0)
+            for b in range(taps_per_row):
+                for f in range(all_families):
+                    # Zero times NaN is NaN.
+                    if not ragged or b < families.taps[f]:
+                        if keeps_weights:
+                            weight = weights[(f * in_per_group + c) * taps_per_row + b]
+                        else:
+                            index = families.first_weight[f] + c * w.stride_i + b * row_stride
+                            weight = load(w.data[uint64(index)])
+                        first = families.newest[f] + uint64(c * width) - uint64(b * tap_step)
+                        for m in range(vector // all_families):
+                            part[f + m * all_families] += weight * shared[first + uint64(m)]
+            for z in range(vector):
+                total[z] += part[z]
+
+    @device_function
+    def store_outputs(y, target, out, total, skip, outputs_left):
+        for z in range(vector):
+            out[z] = store(total[z])
+        if skip == 0 and outputs_left >= vector:
+            store_vector(y, target, out, 0)
+        else:
+            for z in range(vector):
+                if z >= skip and z < outputs_left:
+                    y[uint64(target + z)] = out[z]
+
     def depthwise(x, w, bias, y, sizes, row_count, passes, width):
         shared = cuda.shared.array(0, dtype=accumulator)
         families = Families(
@@ -191,7 +226,7 @@ def make_kernel(config: Config) -> Kernel:
         if row >= row_count or lane >= active:
             return
 
-        base, row_stride = int32(base + lead + halo), rows * w.stride_k
+        base = int32(base + lead + halo)
         j = int32(0)
         while j < out_per_group:
             target = (row * out_per_group + j) * sizes.out_length
@@ -209,34 +244,8 @@ def make_kernel(config: Config) -> Kernel:
             while outputs_left > 0:
                 if not keeps_weights:
                     aim(families, base, start, w_offset, w.stride_k)
-                for z in range(vector):
-                    total[z] = offset
-                for c in range(in_per_group):
-                    # Long sums lose digits.
-                    for z in range(vector):
-                        part[z] = accumulator(0)
-                    for b in range(taps_per_row):
-                        for f in range(all_families):
-                            # Zero times NaN is NaN.
-                            if not ragged or b < families.taps[f]:
-                                if keeps_weights:
-                                    weight = weights[(f * in_per_group + c) * taps_per_row + b]
-                                else:
-                                    index = families.first_weight[f] + c * w.stride_i + b * row_stride
-                                    weight = load(w.data[uint64(index)])
-                                first = families.newest[f] + uint64(c * width) - uint64(b * tap_step)
-                                for m in range(vector // all_families):
-                                    part[f + m * all_families] += weight * shared[first + uint64(m)]
-                    for z in range(vector):
-                        total[z] += part[z]
-                for z in range(vector):
-                    out[z] = store(total[z])
-                if skip == 0 and outputs_left >= vector:
-                    store_vector(y.data, target, out, 0)
-                else:
-                    for z in range(vector):
-                        if z >= skip and z < outputs_left:
-                            y.data[uint64(target + z)] = out[z]
+                add_products(total, part, shared, weights, w, families, offset, width)
+                store_outputs(y.data, target, out, total, skip, outputs_left)
                 skip = int32(0)
                 outputs_left = int32(outputs_left - step)
                 target += step

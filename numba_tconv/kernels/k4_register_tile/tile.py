@@ -1,6 +1,6 @@
 """Configurations.
 
-In every rung m counts rows (output channel, phase), n columns (positions of all samples end to end), k input channels.
+In sizes m counts rows (output channel, phase), n columns (positions of all samples end to end), k input channels.
 A block has ``block_m x block_n`` sums, divided as WarpTile describes, and ``block_k`` channels a stage."""
 
 from dataclasses import dataclass, replace

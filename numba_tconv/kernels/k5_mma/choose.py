@@ -50,13 +50,15 @@ def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tup
 def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
     """Taps of a window: a whole row, or a chunk with few missing."""
     t, vector = problem.taps, 16 // base.itemsize
-    products = fragments * RUN * (2 * base.parts - 1)
+    products = fragments * RUN * (2 * base.operand_halves - 1)
 
     def fits(chunk):
         window = RUN + -(-(chunk - 1) * t.step // vector) * vector
-        short = base.parts == 1 or chunk <= MOST_SPLIT_TAPS
+        short = base.operand_halves == 1 or chunk <= MOST_SPLIT_TAPS
         return chunk == 1 or (
-            chunk * products <= MOST_PRODUCTS[base.parts] and window <= WINDOW_LIMIT[base.parts] and short
+            chunk * products <= MOST_PRODUCTS[base.operand_halves]
+            and window <= WINDOW_LIMIT[base.operand_halves]
+            and short
         )
 
     fitting = list(takewhile(fits, range(1, t.taps_per_row + 1)))
@@ -88,7 +90,7 @@ def choose(
 def _intensity(problem: Problem, tile: Tile) -> float:
     """FLOPs a byte."""
     p = at_any_length(problem)
-    return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
+    return p.flops * (2 * tile.operand_halves - 1) / p.min_bytes(tile.itemsize)
 
 
 def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_vector: int) -> Config | None:
@@ -104,18 +106,18 @@ def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_ve
     of_tile |= dict(channels=channels, round_channels=1)
     tile = MmaTile(**of_tile, row_unit=16 * count)
 
-    products = chunk * fragments * RUN * (2 * tile.parts - 1)
+    products = chunk * fragments * RUN * (2 * tile.operand_halves - 1)
     chunks = 1
-    deepest = 4 if tile.parts == 1 else 1  # each split depth has its own scale
+    deepest = 4 if tile.operand_halves == 1 else 1  # each split depth has its own scale
     while chunks < deepest and chunks * products < FEWEST_PRODUCTS and 2 * chunks <= tile.channel_chunks(problem):
         chunks *= 2
     return Config(tile, fragments, 1, chunks, 2, 1, x_vector)
 
 
 def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
-    config = _config(problem, base, FRAGMENTS[base.parts], MOST_FRAGMENTS[base.parts], x_vector)
+    config = _config(problem, base, FRAGMENTS[base.operand_halves], MOST_FRAGMENTS[base.operand_halves], x_vector)
     # Empty slots leave registers for half the split sums.
-    if base.parts == 2 and base.span > base.phases:
+    if base.operand_halves == 2 and base.span > base.phases:
         config = replace(config, fragments=1)
     config = replace(config, tiles=max(1, FEWEST_WARPS // config.tile_warps))
     # A kernel with both ways of loading is slower.
@@ -135,7 +137,7 @@ def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
     """The configuration with resident weights.
 
     None if they do not fit, tiles are few, windows begin inside copies or counts exceed 32 bits."""
-    known = RESIDENT_FRAGMENTS[base.parts]
+    known = RESIDENT_FRAGMENTS[base.operand_halves]
     config = _config(problem, base, known, max(known), x_vector)
     if config is None or 4 % config.tile_warps:  # its warps would load schedulers unequally
         return None

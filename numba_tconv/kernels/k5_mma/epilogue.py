@@ -59,7 +59,7 @@ def _make_stage_sums(config: Config):
                                 u = int32(first + j * span)
                                 shared[uint64(run + int32(place(u, skip)))] = acc[k + 4 * j]
 
-    return stage_sums, tile.empty_slots and not gaps
+    return stage_sums, tile.has_gaps and not gaps
 
 
 @device_function

@@ -99,9 +99,9 @@ def _make_kernel(config: Config) -> Kernel:
     x_stage, slot, advance = config.x_stage, config.x_stage + config.w_stage, tile.advance
     stage_elements, fragments = config.w_stage // itemsize, config.fragments
     staging, staging_bytes = tile.staging, config.staging_bytes
-    sums, operands = fragments * RUN * 4, 2 * tile.parts * config.window
+    sums, operands = fragments * RUN * 4, 2 * tile.operand_halves * config.window
     # Tensor cores truncate: CUDA cores add up short sums.
-    exact, several_chunks = tile.parts == 2, tile.several_chunks
+    exact, several_chunks = tile.operand_halves == 2, tile.several_chunks
     totals, lane_rows = sums if exact else 1, 2 * fragments
     thread_of, row_tile_of, selectors_of = make_thread_of(config), _make_row_tile_of(config), make_selectors_of(config)
     (aim, load), (load_biases, start), multiply = make_load(config), make_start(config), _make_multiply(config)

@@ -28,7 +28,7 @@ def make_window(config: Config):
     column q - halo and tap 0. Split operands: fragments.split_channel. Returns the products' factor."""
     tile, window, unused = config.tile, config.window, config.halo - config.tile.reach
     row, row_words = config.pitch * tile.itemsize, window // 2 + 1
-    exact, split = tile.parts == 2, make_split(window, unused)
+    exact, split = tile.operand_halves == 2, make_split(window, unused)
     lane_rows = SPLIT_ROWS if exact else 2
     load4, load_pairs, load_pair = ld_shared(4, float32), ld_shared(4, int32), ld_shared(1, int32)
 
@@ -84,20 +84,20 @@ def make_window(config: Config):
 def make_products(config: Config):
     """Build a window's products; ``w_at``: address of the lane's fragments."""
     tile, window, halo, step = config.tile, config.window, config.halo, config.tile.taps.step
-    parts, chunk, fragments = tile.parts, tile.tap_chunk, config.fragments
+    parts, chunk, fragments = tile.operand_halves, tile.tap_chunk, config.fragments
     tap_weights = tile.rows * tile.depth * tile.operand_size
     load_fragment, multiply = ld_shared(4, int32), mma(tile.kind)
 
     @device_function
     def products(acc, v, w_at):
         a = cuda.local.array(4, dtype=int32)
-        for part in range(2 * parts - 1):  # large products last: small ones meet small sums
-            x_part = 1 if parts == 2 and part == 0 else 0
-            w_part = 1 if parts == 2 and part == 1 else 0
+        for product in range(2 * parts - 1):  # large products last: small ones meet small sums
+            x_half = 1 if parts == 2 and product == 0 else 0
+            w_half = 1 if parts == 2 and product == 1 else 0
             for b in range(chunk):
-                q = 2 * x_part * window + halo - b * step
+                q = 2 * x_half * window + halo - b * step
                 for m in range(fragments):
-                    a[0], a[1], a[2], a[3] = load_fragment(w_at + (w_part * chunk + b) * tap_weights + m * 512)
+                    a[0], a[1], a[2], a[3] = load_fragment(w_at + (w_half * chunk + b) * tap_weights + m * 512)
                     for j in range(RUN):
                         multiply(acc, m * (RUN * 4) + 4 * j, a, 0, v[q + j], v[q + window + j])
 
@@ -106,7 +106,7 @@ def make_products(config: Config):
 
 def make_start(config: Config):
     """Build ``load_biases`` (zeros if the store adds them) and ``start``, which sets the sums to them."""
-    fragments, add_bias = config.fragments, not config.tile.empty_slots
+    fragments, add_bias = config.fragments, not config.tile.has_gaps
     reciprocal = config.tile.reciprocal
     load_type = ELEMENTS[config.tile.dtype].load
 

@@ -61,7 +61,7 @@ def make_kernel(config: Config) -> Kernel:
     team_bytes, staging_at, staging = config.team_bytes, stages * config.x_stage, tile.staging
     fragments, pair, lead, halo = config.fragments, 4 // itemsize, tile.lead, config.halo
     chunk_bytes, stage_weights = tile.depth * pitch * itemsize, tile.depth_weights
-    sums, operands, exact = fragments * RUN * 4, 2 * tile.parts * config.window, tile.parts == 2
+    sums, operands, exact = fragments * RUN * 4, 2 * tile.operand_halves * config.window, tile.operand_halves == 2
     totals, lane_rows = sums if exact else 1, 2 * fragments
     thread_of, selectors_of = make_thread_of(config), make_selectors_of(config)
     aim, load, next_stage = make_load_ahead(config)

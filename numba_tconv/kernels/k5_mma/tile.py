@@ -167,7 +167,7 @@ class Config:
 
     @property
     def registers(self) -> int:
-        parts = self.tile.parts
+        parts = self.tile.operand_halves
         return parts * (self.fragments * RUN * 4 + 2 * self.window) + OTHER_REGISTERS[parts]
 
     def channel_chunks(self, problem: Problem) -> int:

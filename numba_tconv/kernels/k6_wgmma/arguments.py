@@ -26,14 +26,14 @@ class Window(NamedTuple):
     pitch: int  # between rows of a box
     shear: int  # between channels' starts in their rows
     region: int  # a window
-    slot: int  # a stage
+    stage_bytes: int
     stages: int
 
 
 class Fetch(NamedTuple):
     """How windows are fetched: 0 or 1 each."""
 
-    boxed: int  # where one sample owns the window
+    boxed: int  # a tensor map describes x
     aligned: int  # windows are 16-byte aligned
     whole_tiles: int  # samples share no tile
     in_vectors: int  # rows begin and end at them
@@ -108,7 +108,9 @@ def narrow_grid(grid):
 @device_function
 def narrow_input(x):
     w, f = x.window, x.fetch
-    window = Window(int32(w.alike_log), int32(w.pitch), int32(w.shear), int32(w.region), int32(w.slot), int32(w.stages))
+    window = Window(
+        int32(w.alike_log), int32(w.pitch), int32(w.shear), int32(w.region), int32(w.stage_bytes), int32(w.stages)
+    )
     fetch = Fetch(f.boxed != 0, f.aligned != 0, f.whole_tiles != 0, f.in_vectors != 0)
     return Input(x.data, x.address, x.stride_n, x.stride_c, x.early, window, fetch, x.samples)
 
@@ -152,7 +154,7 @@ class View(NamedTuple):
     address: int  # in stage 0
     rounded: bool  # by the copy engine
     some_outside: bool  # for any lane of the warp
-    outside: int  # operands.make_beyond
+    beyond: int  # operands.make_beyond
     together: int  # elements a load
 
 
@@ -161,7 +163,7 @@ class Lane(NamedTuple):
 
     h_step: int  # bytes to h = 1
     odd_step: int  # bytes to the next channel
-    slot: int  # bytes of a stage
+    stage_bytes: int
     descriptor: int  # lower half, of weights
     scales: tuple  # split_operand.scales_of; split ahead: address of inverse scales
 
@@ -206,9 +208,9 @@ class Sums(NamedTuple):
 class Leaving(NamedTuple):
     """A run that waits for the copy engine (epilogue/bulk.py)."""
 
-    held: object  # int32: bytes, shared address, stages until due, or 0
+    held: object  # int32: bytes, shared address, turns of the loop until due, or 0
     target: object  # int64: index in y
-    interval: int  # stages between runs
+    interval: int  # turns between runs
     y: object
 
 

@@ -14,7 +14,7 @@ class Barriers(NamedTuple):
     """Shared addresses: stage 0's, the first warpgroup's."""
 
     copied: Pipe  # filled by copies
-    read: Pipe  # ready for consumers
+    ready: Pipe  # for consumers
     weights: int  # resident ones have arrived
     products: int  # turns to multiply
     staging: int  # turns at a shared buffer
@@ -40,7 +40,7 @@ def make_barriers(config: Config):
         for stage in range(most_stages):
             init_stage(barriers.copied, stage, 1, releases)
             if makes_ready:
-                mbarrier_init(barriers.read.full + BARRIER * stage, 32)
+                mbarrier_init(barriers.ready.full + BARRIER * stage, 32)
         mbarrier_init(barriers.weights, 1)
         for s in range(CONSUMERS):
             mbarrier_init(barriers.products + BARRIER * s, 4)

@@ -38,9 +38,9 @@ def geometry(config: Config, rows: Rows | None) -> Window:
     itemsize = tile.itemsize
     pitch = (config.pitch if rows.aligned else _pitch(config, rows)) * itemsize
     region = config.region(pitch)
-    slot = config.slot_of(region)
-    stages = min(config.stages, config.ring_bytes // slot)
-    return Window(rows.alike.bit_length() - 1, pitch, rows.shear * itemsize, region, slot, stages)
+    stage_bytes = config.stage_bytes_of(region)
+    stages = min(config.stages, config.ring_bytes // stage_bytes)
+    return Window(rows.alike.bit_length() - 1, pitch, rows.shear * itemsize, region, stage_bytes, stages)
 
 
 def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: int) -> Rows | None:
@@ -104,5 +104,5 @@ def template_map(shape: tuple, strides: tuple, offset: int, config: Config, rows
 
 @device_function
 def place(c, alike_log, pitch, shear):
-    """Byte of channel ``c`` in a window."""
+    """Where channel ``c`` begins in a window, in the unit of ``pitch``."""
     return int32(c * pitch + (c & ((1 << alike_log) - 1)) * shear)

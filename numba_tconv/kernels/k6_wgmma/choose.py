@@ -31,13 +31,13 @@ BULK_BYTE = 0.0348  # a byte that leaves before the next round
 # A row by store_runs.py, its factor in 16 bits; a row by rows.py; the factor with a shared buffer.
 RUNS_ROW, HALVES, ROUNDS_ROW, IN_TURN = 81.8, 1.162, 48.7, 0.654
 # A part of the phases: a tile's and a row's stores, a stage, SHALLOW.
-PART, PART_ROW, PART_STAGE, PART_SHALLOW = 1500, 45, 200, 1.1
+BY_PHASES, BY_PHASES_ROW, BY_PHASES_STAGE, BY_PHASES_SHALLOW = 1500, 45, 200, 1.1
 TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms: a launch, a stage
 TENSOR = 0.5  # least PRODUCT of a part of the phases
 LARGE_WEIGHTS, FEW_PAIRS = 1 << 25, 2  # unpacked: from so many bytes on, up to so many pairs of tiles
 
 
-def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
+def blocks_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
     """Blocks, about one a multiprocessor; resident: as many for each row tile."""
     groups = -(-column_tiles // config.regions)
     if config.resident:
@@ -45,9 +45,9 @@ def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: 
     return min(multiprocessors, groups * row_tiles)
 
 
-def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:
+def blocks_and_band(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:
     """The blocks, and Grid.band."""
-    tile, blocks = config.tile, grid_of(config, row_tiles, column_tiles, multiprocessors)
+    tile, blocks = config.tile, blocks_of(config, row_tiles, column_tiles, multiprocessors)
     if config.resident:
         return blocks, 1
     # Concurrent blocks read equal bytes of x and weights.
@@ -57,7 +57,7 @@ def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int
 
 def turns_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
     """The busiest multiprocessor's tiles, or pairs."""
-    blocks = grid_of(config, row_tiles, column_tiles, multiprocessors)
+    blocks = blocks_of(config, row_tiles, column_tiles, multiprocessors)
     waves = -(-blocks // multiprocessors)
     return waves * -(-(-(-column_tiles // config.regions) * row_tiles) // blocks)
 
@@ -65,12 +65,12 @@ def turns_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors:
 def stores_of(config: Config) -> float:
     """Clocks to store a tile."""
     tile = config.tile
-    if tile.part:
-        return PART + PART_ROW * tile.rows
+    if tile.by_phases:
+        return BY_PHASES + BY_PHASES_ROW * tile.rows
     if not config.bulk_channels:
         row = ROUNDS_ROW if config.by_rows else RUNS_ROW * (HALVES if tile.out_dtype.itemsize == 2 else 1)
         return tile.rows * row * (1 if config.paired else IN_TURN)
-    written = tile.rows * ((tile.span + 1) / 2 if tile.empty_slots else 1)
+    written = tile.rows * ((tile.span + 1) / 2 if tile.has_gaps else 1)
     waits = (tile.channels // config.bulk_channels - 1) * BULK_BYTE * config.buffer_bytes * config.regions
     return BULK + BULK_ROW * written + waits
 
@@ -85,16 +85,16 @@ def _first_stage_ms(problem: Problem, config: Config, device: Device) -> float:
     """``problem``: split."""
     p, tile = problem, config.tile
     stages = tile.tap_chunks(p) * channel_chunks(p, config)
-    row_products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows
-    products, busy, more = row_products * PRODUCT * (SPLIT if tile.parts == 2 else 1), 0, 0
-    if tile.part:
-        busy, more = row_products * TENSOR, PART_STAGE
+    row_products = tile.tap_chunk * (1 if tile.operand_halves == 1 else 3) * BLOCKS * tile.rows
+    products, busy, more = row_products * PRODUCT * (SPLIT if tile.operand_halves == 2 else 1), 0, 0
+    if tile.by_phases:
+        busy, more = row_products * TENSOR, BY_PHASES_STAGE
     window = tile.depth * (WINDOW_ROW + config.width * tile.itemsize * WINDOW_BYTE)
     copies, stores = config.regions * window, stores_of(config)
     shallow = 1 / (config.depths * config.stages) - 1 / MOST_STAGES
     if config.paired:
         stage = max(2 * products + copies, 2 * busy) + more
-        turn = stages * stage * (1 + (PART_SHALLOW if tile.part else SHALLOW) * shallow) + stores
+        turn = stages * stage * (1 + (BY_PHASES_SHALLOW if tile.by_phases else SHALLOW) * shallow) + stores
     else:
         stage = max(products + copies, busy) + more / 2
         turn = max(stages * stage, (stages * max(products + ALONE, copies) + stores) / 2)

@@ -42,7 +42,7 @@ def _make_rows_of(config: Config):
 def _make_lane(config: Config):
     """Build ``lane_of``: a View's address, and a Lane."""
     tile, regions, resident, paired, ring_at = config.tile, config.regions, config.resident, config.paired, config.ring
-    itemsize, rows, exact, ahead = tile.itemsize, tile.rows, tile.parts == 2, config.split_ahead
+    itemsize, rows, exact, ahead = tile.itemsize, tile.rows, tile.operand_halves == 2, config.split_ahead
     before, channels, row_step = tile.lead - tile.halo, 4 // itemsize, tile.depth // lane_rows_of(tile)
     descriptor_of = device_function(wgmma_descriptor)
 
@@ -60,15 +60,15 @@ def _make_lane(config: Config):
         scales = scales_of(packed[uint64(packed.shape[0] - 1)]) if exact else (int32(0), int32(0))
         if ahead:
             scales = int32(inverses + 4 * me.team), int32(0)
-        return at, Lane(h_step, odd_step, window.slot, descriptor, scales)
+        return at, Lane(h_step, odd_step, window.stage_bytes, descriptor, scales)
 
     return lane_of
 
 
 def make_consume(config: Config, schedule: Schedule):
     tile, resident, paired, unroll = config.tile, config.resident, config.paired, config.unroll
-    depths, channels, all_taps, exact = config.depths, tile.channels, tile.tap_chunk, tile.parts == 2
-    all_sums, all_operands = BLOCKS * tile.rows // 2, unroll * tile.parts * 2 * (4 + tile.halo)
+    depths, channels, all_taps, exact = config.depths, tile.channels, tile.tap_chunk, tile.operand_halves == 2
+    all_sums, all_operands = BLOCKS * tile.rows // 2, unroll * tile.operand_halves * 2 * (4 + tile.halo)
     all_totals, wait_for_all = all_sums if exact else 1, wgmma_wait(0)
     staging_at, own_staging, extras_at, own_extras = config.staging, config.own_staging, config.extras_at, config.extras
     mainloop, view_of, turns = make_mainloop(config), make_view(config), schedule.turns
@@ -84,7 +84,7 @@ def make_consume(config: Config, schedule: Schedule):
 
     @device_function
     def consume(me, x, packed, out, grid, out_per_group, shared, barriers):
-        other, read = int32(1 - me.team), barriers.read
+        other, ready = int32(1 - me.team), barriers.ready
         acc = cuda.local.array(all_sums, dtype=float32)
         total = cuda.local.array(all_totals, dtype=float32)
         values = cuda.local.array(slab, dtype=float32)
@@ -97,7 +97,7 @@ def make_consume(config: Config, schedule: Schedule):
         done, sizes = cuda.local.array(run_channels, dtype=int32), cuda.local.array(run_channels, dtype=int32)
         runs = Runs(targets, sources, done, sizes)
         column = column_of_lane(me.warp, me.lane, 0, 0)
-        x_at, windows = lane_of(me, column, x.window, packed, shared.base, barriers.inverses)
+        x_at, lane = lane_of(me, column, x.window, packed, shared.base, barriers.inverses)
         if resident:
             mbarrier_wait(barriers.weights, 0)
         for z in range(all_sums):
@@ -119,14 +119,14 @@ def make_consume(config: Config, schedule: Schedule):
             rows_now = rows_of(row_tile, grid.group_tiles, out_per_group)
         view, known = View(x_at, False, False, int32(0), int32(4)), False  # known: of the next tile
         while turn < count:
-            while stage >= read.stages:
-                stage, parity = int32(stage - read.stages), int32(parity ^ 1)
+            while stage >= ready.stages:
+                stage, parity = int32(stage - ready.stages), int32(parity ^ 1)
             if not keeps_rows and not exact:
                 rows_now = rows_of(row_tile, grid.group_tiles, out_per_group)
             if exact:
                 for z in range(all_sums):
                     total[z] = float32(0)
-            descriptor, add = windows.descriptor, int32(0)
+            descriptor, add = lane.descriptor, int32(0)
             tap_chunk = int32(0)
             while tap_chunk < tap_chunks:
                 if not known:
@@ -136,7 +136,7 @@ def make_consume(config: Config, schedule: Schedule):
                 my_products = Turn(barriers.products + BARRIER * me.team, my_turn)
                 chunk, slot = Chunk(add, taps, channel_chunks), Slot(stage, parity)
                 stage, parity, descriptor = mainloop(
-                    sums, v, read, slot, view, windows, chunk, descriptor, leaving, my_products
+                    sums, v, ready, slot, view, lane, chunk, descriptor, leaving, my_products
                 )
                 add = int32(1)
                 tap_chunk = int32(tap_chunk + 1)
@@ -153,7 +153,7 @@ def make_consume(config: Config, schedule: Schedule):
                 view, known = view_of(next_n, next_j, int32(0), x, column, x_at), True
             wait_for_all()
             if not resident and unroll > 1:
-                release(read, stage_before(read, Slot(stage, parity)))
+                release(ready, stage_before(ready, Slot(stage, parity)))
             own_buffers = Buffers(shared, staging, extras, barriers.staging, my_turn)
             store_tile(sums, leaving, own_buffers, out, place, straight, extra, me)
             my_turn = int32(my_turn ^ 1)

@@ -1,8 +1,8 @@
-"""How k6 takes its input: in place, or copied.
+"""How k6 takes its input: in place, or copied, to be contiguous or
 
-* In aligned rows, where no tensor map describes x (boxes.py).
-* Joined, for short samples in parts of the phases (epilogue/part.py): a channel's samples lie end to end with zeros
-  between. Every window is one box, and few columns are wasted."""
+* in aligned rows, where no tensor map describes x (boxes.py);
+* joined, for short samples of tiles of some phases (epilogue/by_phases.py): a channel's samples lie end to end with
+  zeros between. Every window is one box, and few columns are wasted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,9 +3,9 @@
     x, w --TMA--> ring of stages in shared memory --window--> registers --wgmma--> sums --staging--> y
           producers (4 warps)                      consumers (2 x 128 threads)
 
-* schedule.py, producer.py, boxes.py: fill the ring, by boxes or, where samples share a window, by rows.
+* schedule.py, producer.py, windows.py: fill the ring, by boxes.py or, where samples share a window, fill.py.
 * unpacked.py: producers order weights that no kernel has packed.
-* consumer.py, operands.py, mainloop.py: a lane's window of four columns serves all taps.
+* consumer.py, operands.py, mainloop.py: a lane's window, of its four columns and those before, serves all taps.
 * epilogue/: stages sums and writes aligned runs.
 * input.py copies what no tensor map describes. tail.py computes a lone last column.
 
@@ -59,14 +59,14 @@ BULK = 1 << 15  # most bytes of a bulk copy
 SHARED_WINDOW, MOST_SLOWDOWN = 6, 3.0  # taps that last as long as a shared window; at most
 MOST_FILLED = 1.1  # columns with padding, over a signal's own, that joining cannot better
 # k5 is faster below both.
-FEWEST_ROWS, FEWEST_TURNS = 64, 3
+FEWEST_ROWS, FEWEST_DEPTHS = 64, 3
 
 
 @cache
 def make_kernel(config: Config) -> Kernel:
     itemsize, storage = config.tile.itemsize, ELEMENTS[config.tile.dtype].storage
     weights_bytes, map_at, staging_at, resident = config.weights, config.map, config.staging // 4, config.resident
-    empty_slots, all_staging, ahead = config.tile.empty_slots, config.staging_bytes // 4, config.split_ahead
+    has_gaps, all_staging, ahead = config.tile.has_gaps, config.staging_bytes // 4, config.split_ahead
     (barriers_of, init_barriers), schedule = make_barriers(config), make_schedule(config)
     produce, consume = make_produce(config, schedule), make_consume(config, schedule)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
@@ -81,7 +81,7 @@ def make_kernel(config: Config) -> Kernel:
         barriers = barriers_of(base, x.window.stages)
         if thread == 0:
             init_barriers(barriers)
-        if empty_slots:
+        if has_gaps:
             e = int32(thread)
             while e < all_staging:
                 words[uint64(staging_at + e)] = float32(0)
@@ -107,7 +107,7 @@ def make_kernel(config: Config) -> Kernel:
             packed = weights.packed
             scales = scales_of(packed[uint64(packed.shape[0] - 1)]) if ahead else (int32(0), int32(0))
             produce(lane, int32(warp - CONSUMERS * 4), x, x_map, weights.packed, grid, channels.in_per_group,
-                    barriers.copied, base, elements, Split(barriers.read.full, barriers.inverses, scales))  # fmt: skip
+                    barriers.copied, base, elements, Split(barriers.ready.full, barriers.inverses, scales))  # fmt: skip
         else:
             grow()
             griddepcontrol_wait()
@@ -130,11 +130,11 @@ class WarpgroupMatrix(TensorRung):
 
     def unsuited(self, problem, dtype, precision, device):
         tile = configs(problem, precision)[0].tile
-        fewest, stages = FEWEST_ROWS // tile.parts, tile.tap_chunks(problem) * tile.channel_chunks(problem)
-        if tile.rows < fewest and stages < FEWEST_TURNS:
+        fewest, stages = FEWEST_ROWS // tile.operand_halves, tile.tap_chunks(problem) * tile.channel_chunks(problem)
+        if tile.rows < fewest and stages < FEWEST_DEPTHS:
             return (
                 f"it is for tiles of at least {fewest} rows (output channels times phases), not {tile.rows}, or of "
-                f"{FEWEST_TURNS} stages (input channels times taps), not {stages}"
+                f"{FEWEST_DEPTHS} stages (input channels times taps), not {stages}"
             )
         return None
 
@@ -172,7 +172,7 @@ class WarpgroupMatrix(TensorRung):
         columns, needed = sample_columns(p, config)[1], config.tile.columns(p)[1]
         if config.joined or columns % config.tile.advance == 0:
             # A window scales split operands: quiet signals alone keep digits.
-            return 1.0 if columns > MOST_FILLED * needed and config.tile.parts == 1 else None
+            return 1.0 if columns > MOST_FILLED * needed and config.tile.operand_halves == 1 else None
         return max(1.0, min(MOST_SLOWDOWN, SHARED_WINDOW / p.taps.taps_per_row))
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):

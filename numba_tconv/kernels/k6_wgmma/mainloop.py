@@ -38,7 +38,7 @@ def _make_multiply(config: Config):
     Tensor cores truncate. In tf32x3, ``acc`` sums at most MOST_SPLIT_TAPS taps, smallest products first; CUDA cores add
     it to ``total``."""
     tile = config.tile
-    rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
+    rows, parts, chunk, step = tile.rows, tile.operand_halves, tile.tap_chunk, tile.taps.step
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.operand_size
     block_sums, all_sums, several_chunks = rows // 2, BLOCKS * rows // 2, tile.several_chunks
     tap_groups, first_column = -(-chunk // MOST_SPLIT_TAPS), _first_column(config)
@@ -47,14 +47,14 @@ def _make_multiply(config: Config):
     high_half = wgmma_descriptor(0, 0, STRIDE) & ~0xFFFFFFFF
 
     @device_function
-    def multiply_tap(acc, v, at, b, block, part, descriptor, add):
+    def multiply_tap(acc, v, at, b, block, product, descriptor, add):
         """Issue tap ``b``'s products for a block of columns.
 
-        ``at``: the depth's first register. ``part``: of three split products. ``descriptor``: lower half."""
-        x_part = 1 if parts == 2 and part == 0 else 0
-        w_part = 1 if parts == 2 and part == 1 else 0
-        q = at + 2 * x_part * window + halo - b * step + 2 * block
-        low = int32(descriptor + (w_part * chunk + b) * (tap_weights >> 4))
+        ``at``: the depth's first register. ``product``: of three split ones. ``descriptor``: lower half."""
+        x_half = 1 if parts == 2 and product == 0 else 0
+        w_half = 1 if parts == 2 and product == 1 else 0
+        q = at + 2 * x_half * window + halo - b * step + 2 * block
+        low = int32(descriptor + (w_half * chunk + b) * (tap_weights >> 4))
         multiply_all(acc, block * block_sums, v[q], v[q + 1], v[q + window], v[q + window + 1],
                      int64(uint32(low)) | high_half, add)  # fmt: skip
 
@@ -73,9 +73,9 @@ def _make_multiply(config: Config):
         acc, total = sums.acc, sums.total
         wgmma_fence()
         for block in range(BLOCKS):
-            for part in range(3):
+            for product in range(3):
                 for z in range(count):
-                    multiply_tap(acc, v, at, first + z, block, part, descriptor, int32(part + z > 0))
+                    multiply_tap(acc, v, at, first + z, block, product, descriptor, int32(product + z > 0))
             wgmma_commit()
         wait_for_older_block()
         for e in range(block_sums):
@@ -112,15 +112,19 @@ def make_mainloop(config: Config):
     tile, resident, unroll, ping_pong = config.tile, config.resident, config.unroll, not config.paired
     single = config.depths == 1
     load_window, multiply_depth = make_window(config, _first_column(config)), _make_multiply(config)
-    wait_for_older, exact = wgmma_wait(unroll - 1), tile.parts == 2
-    depth_weights, operands, lane_rows = tile.depth_weights, tile.parts * 2 * (4 + tile.halo), lane_rows_of(tile)
+    wait_for_older, exact = wgmma_wait(unroll - 1), tile.operand_halves == 2
+    depth_weights, operands, lane_rows = (
+        tile.depth_weights,
+        tile.operand_halves * 2 * (4 + tile.halo),
+        lane_rows_of(tile),
+    )
     when_due, _ = make_hand_over(config)
     ahead, load_inverse = config.split_ahead, ld_shared(1, float32)
 
     @device_function
     def one_depth(sums, v, z, pipe, slot, view, lane, taps, add, descriptor):
         """The ``z``-th unrolled depth; returns the next slot."""
-        offset = recomputed(int32(slot.stage * lane.slot))  # before the wait, off the critical path
+        offset = recomputed(int32(slot.stage * lane.stage_bytes))  # before the wait, off the critical path
         if single or z == 0:
             wait_full(pipe, slot)
         if not resident:

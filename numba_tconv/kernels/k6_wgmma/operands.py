@@ -7,8 +7,8 @@ from numba_tconv.kernels.common.tensor_core.tile import Tile
 from numba_tconv.ptx import bits_of, device_function, float_of, ld_shared, prmt, recomputed
 
 from .arguments import View
-from .producer import make_window_start
 from .tile import Config
+from .windows import make_window_start
 
 ALIGNED = 0  # a value of View.together
 
@@ -20,7 +20,7 @@ def halves(low, high):
 
 def lane_rows_of(tile: Tile) -> int:
     """Rows of a lane's window (16-bit: pairs of channels)."""
-    return SPLIT_ROWS if tile.parts == 2 else 2
+    return SPLIT_ROWS if tile.operand_halves == 2 else 2
 
 
 def make_beyond(config: Config):
@@ -58,7 +58,7 @@ def _make_clear(config: Config):
     @device_function
     def clear(v, at, view):
         if view.some_outside:  # uniform in the warp
-            beyond = recomputed(view.outside)
+            beyond = recomputed(view.beyond)
             before, end = int32(beyond & 255), int32(window - (beyond >> 8))
             for h in range(lane_rows):
                 for q in range(unused, window):
@@ -73,7 +73,7 @@ def _make_clear(config: Config):
 def _make_singles(config: Config, first: int, end: int):
     """``make_window`` of 32-bit elements."""
     tile, ahead = config.tile, config.split_ahead
-    window, itemsize, exact, unused = 4 + tile.halo, tile.itemsize, tile.parts == 2, tile.halo - tile.reach
+    window, itemsize, exact, unused = 4 + tile.halo, tile.itemsize, tile.operand_halves == 2, tile.halo - tile.reach
     lane_rows, load_word, clear = lane_rows_of(tile), ld_shared(1, int32), _make_clear(config)
     register_rows = (0, 2, 1, 3) if ahead else (0, 1, 2, 3)  # hi first
     split = make_split(window, unused)

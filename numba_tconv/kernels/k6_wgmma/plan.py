@@ -21,7 +21,7 @@ from numba_tconv.runtime.layout import Layout
 from . import tail as k6_tail
 from .arguments import Channels, Columns, Fetch, Grid, Input, Samples, Target, TensorMap, Weights
 from .boxes import geometry, template_map
-from .choose import grid
+from .choose import blocks_and_band
 from .input import input_of
 from .tile import WIDEST, Config, channel_chunks, column_tiles, sample_columns
 
@@ -63,7 +63,7 @@ def plan_of(
     tiles_along = column_tiles(p, config)
     group_tiles = tile.row_tiles(p)
     multiprocessors = device.of(x.index).multiprocessors
-    blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
+    blocks, band = blocks_and_band(config, group_tiles * p.groups, tiles_along, multiprocessors)
     in_vectors = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
     samples = Samples(p.batch, p.length, columns, first)
     if config.joined:  # one sample, with more zeros than a window

@@ -24,29 +24,29 @@ def make_schedule(config: Config) -> Schedule:
     resident, together, advance = config.resident, config.regions, config.tile.advance
 
     @device_function
-    def divided(a, b):
+    def quotient(a, b):
         return int32(uint32(a) // uint32(b))
 
     @device_function
     def turns(grid):
         block, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
-        groups = divided(grid.column_tiles + together - 1, together)
+        groups = quotient(grid.column_tiles + together - 1, together)
         if resident:
-            return divided(groups - divided(block, grid.row_tiles) - 1, divided(blocks, grid.row_tiles)) + 1
-        return divided(groups * grid.row_tiles - block - 1, blocks) + 1
+            return quotient(groups - quotient(block, grid.row_tiles) - 1, quotient(blocks, grid.row_tiles)) + 1
+        return quotient(groups * grid.row_tiles - block - 1, blocks) + 1
 
     @device_function
     def locate(turn, grid):
         row_tiles, band = grid.row_tiles, grid.band
         block, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
         if resident:
-            rank = divided(block, row_tiles)
-            return int32(block - rank * row_tiles), int32((rank + turn * divided(blocks, row_tiles)) * together)
-        groups = divided(grid.column_tiles + together - 1, together)
+            rank = quotient(block, row_tiles)
+            return int32(block - rank * row_tiles), int32((rank + turn * quotient(blocks, row_tiles)) * together)
+        groups = quotient(grid.column_tiles + together - 1, together)
         rank = int32(block + turn * blocks)
-        first = divided(rank, band * row_tiles)
+        first = quotient(rank, band * row_tiles)
         rest, here = int32(rank - first * (band * row_tiles)), int32(min(band, groups - first * band))
-        row_tile = divided(rest, here)
+        row_tile = quotient(rest, here)
         return row_tile, int32((first * band + rest - row_tile * here) * together)
 
     @device_function

@@ -104,21 +104,21 @@ def make_split_window():
 
 
 def make_split_stage(config: Config):
-    """Build ``split_stage``: a warp splits the stage at address ``at``; ``slot``: 8 times the stage's number."""
+    """Build ``split_stage``: a warp splits the stage at address ``at``; ``barrier``: bytes from the first."""
     last, regions, split_window = config.regions - 1, config.regions, make_split_window()
 
     @device_function
-    def split_stage(lane, at, slot, split, window, firsts, lasts):
+    def split_stage(lane, at, barrier, split, window, begins, ends):
         ready, inverses, scales = split
         region = window.region
         z = int32(0)
         while z < regions:  # a loop spares the instruction cache
-            first, end = (firsts[0], lasts[0]) if z == 0 else (firsts[last], lasts[last])
+            first, end = (begins[0], ends[0]) if z == 0 else (begins[last], ends[last])
             inverse = split_window(int32(at + z * region), window, first, end, scales, lane)
             if lane == 0:
-                st_shared_f32(int32(inverses + slot + 4 * z), inverse)
+                st_shared_f32(int32(inverses + barrier + 4 * z), inverse)
             z = recomputed(int32(z + 1))
         fence_async()  # the copy engine writes here next
-        mbarrier_arrive(int32(ready + slot))  # every lane, for racecheck
+        mbarrier_arrive(int32(ready + barrier))  # every lane, for racecheck
 
     return split_stage

@@ -79,7 +79,7 @@ class Products(NamedTuple):
 
 def _make_multiply(tile: Tile, unpacked: bool):
     """Build the load and the product of a piece, (index, (Products, Pieces))."""
-    rows, depth, taps, all_parts = tile.rows, tile.depth, tile.tap_chunk, tile.parts
+    rows, depth, taps, all_parts = tile.rows, tile.depth, tile.tap_chunk, tile.operand_halves
     elements, vector = 16 // tile.itemsize, 16 // tile.operand_size
     block, load_weights = rows * depth // vector * elements, load_run(ELEMENTS[tile.dtype], elements)
     channels_on = tuple(map(split_channel, range(vector)))
@@ -122,12 +122,33 @@ def _make_multiply(tile: Tile, unpacked: bool):
 
 @cache
 def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
-    phases, channels, depth, taps, all_parts = tile.phases, tile.channels, tile.depth, tile.tap_chunk, tile.parts
-    vector, all_weights = 16 // tile.operand_size, tile.parts * LOADS * 16 // tile.itemsize
+    phases, channels, depth, taps, all_parts = (
+        tile.phases,
+        tile.channels,
+        tile.depth,
+        tile.tap_chunk,
+        tile.operand_halves,
+    )
+    vector, all_weights = 16 // tile.operand_size, tile.operand_halves * LOADS * 16 // tile.itemsize
     element, kernel_size = ELEMENTS[tile.dtype], taps * tile.stride
     load, store, storage = element.load, element.store, element.storage
     load_piece, multiply = _make_multiply(tile, unpacked)
     load_all, multiply_all = repeated(load_piece, LOADS), repeated(multiply, LOADS)
+
+    @device_function
+    def fetch(shared, inputs, x, sizes, thread, i, few_samples, group, first_stage, stages):
+        e = int32(thread)
+        while e < stages * (depth * SAMPLES):
+            for u in range(LOADS):
+                place = int32(e + u * THREADS)
+                c, n = first_stage * depth + place // SAMPLES, few_samples * SAMPLES + place % SAMPLES
+                inside = c < sizes.in_per_group and n < sizes.batch
+                at = n * x.stride_n + (group * sizes.in_per_group + c) * x.stride_c + i
+                inputs[u] = load(x.data[uint64(at if inside else int64(0))]) if inside else float32(0)
+            for u in range(LOADS):
+                if e + u * THREADS < INPUTS:
+                    shared[e + u * THREADS] = inputs[u]
+            e = int32(e + LOADS * THREADS)
 
     def k6_tail(x, layer, y, sizes, tiles, last):
         shared = cuda.shared.array(INPUTS, dtype=float32)
@@ -151,18 +172,7 @@ def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
                 i = int64(last.column - tap)
                 if i >= 0 and i < sizes.length:
                     cuda.syncthreads()
-                    e = int32(thread)
-                    while e < stages * (depth * SAMPLES):
-                        for u in range(LOADS):
-                            place = int32(e + u * THREADS)
-                            c, n = first_stage * depth + place // SAMPLES, few_samples * SAMPLES + place % SAMPLES
-                            inside = c < sizes.in_per_group and n < sizes.batch
-                            at = n * x.stride_n + (group * sizes.in_per_group + c) * x.stride_c + i
-                            inputs[u] = load(x.data[uint64(at if inside else int64(0))]) if inside else float32(0)
-                        for u in range(LOADS):
-                            if e + u * THREADS < INPUTS:
-                                shared[e + u * THREADS] = inputs[u]
-                        e = int32(e + LOADS * THREADS)
+                    fetch(shared, inputs, x, sizes, thread, i, few_samples, group, first_stage, stages)
                     cuda.syncthreads()
                     first = (int64(row_tile) * tiles.stages + first_stage) * (all_parts * taps) + tap
                     pitch = sizes.out_per_group * kernel_size

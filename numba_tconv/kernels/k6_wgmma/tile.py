@@ -35,7 +35,7 @@ SHALLOW_RING = 7
 FEWEST_TAPS_AHEAD, WIDEST_SPLIT_AHEAD = 4, 16  # taps; columns
 LARGEST_STAGING = 24 * 1024  # bytes of a buffer, if rounds can be smaller
 LANE_OPERANDS = 48  # registers of two depths, beside 128 sums
-LANE_OPERANDS_OF_PARTS = 24  # without staging
+LANE_OPERANDS_BY_PHASES = 24  # without staging
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Config:
     weights: int  # bytes, if resident
     stages: int
     unroll: int  # depths in registers
-    # Staging: 2 (one a warpgroup), 1 (shared by turns), 0 (epilogue/part.py); in bulk, a warpgroup's.
+    # Staging: 2 (one a warpgroup), 1 (shared by turns), 0 (epilogue/by_phases.py).
     buffers: int
     bulk_channels: int = 0  # a bulk copy's, or 0
     round_buffers: int = 1  # of a staging buffer (epilogue/rows.py)
@@ -63,13 +63,15 @@ class Config:
     @property
     def paired(self) -> bool:
         """Cooperative, not ping-pong (kernel.py)."""
-        return not self.resident or self.tile.parts == 2
+        return not self.resident or self.tile.operand_halves == 2
 
     @property
     def split_ahead(self) -> bool:
         """Producers split operands (split_ahead.py)."""
         tile = self.tile
-        return tile.parts == 2 and (tile.tap_chunk >= FEWEST_TAPS_AHEAD or 4 + tile.halo > WINDOW_LIMIT["tf32x3"])
+        return tile.operand_halves == 2 and (
+            tile.tap_chunk >= FEWEST_TAPS_AHEAD or 4 + tile.halo > WINDOW_LIMIT["tf32x3"]
+        )
 
     @property
     def makes_ready(self) -> bool:
@@ -104,13 +106,13 @@ class Config:
         """Bytes of a window, a multiple of 128; ``pitch``: bytes between channels."""
         return -(-self.depth * pitch // 128) * 128
 
-    def slot_of(self, region: int) -> int:
+    def stage_bytes_of(self, region: int) -> int:
         """Bytes of a stage; ``region``: of a window."""
         return self.regions * region + (0 if self.resident else self.stage_weights * (1 + self.unpacked))
 
     @property
-    def slot(self) -> int:
-        return self.slot_of(self.region(self.pitch * self.tile.itemsize))
+    def stage_bytes(self) -> int:
+        return self.stage_bytes_of(self.region(self.pitch * self.tile.itemsize))
 
     @property
     def bulk_pitch(self) -> int:
@@ -149,7 +151,7 @@ class Config:
     def own_staging(self) -> int:
         """Bytes between warpgroups' stagings, or 0; any tile must fit."""
         if self.bulk_channels:
-            return max(self.buffers * self.buffer_bytes, self.tile.staging * 4)
+            return max(self.buffer_bytes, self.tile.staging * 4)
         return self.staging_buffer if self.buffers > 1 else 0
 
     @property
@@ -184,7 +186,7 @@ class Config:
 
     @property
     def ring_bytes(self) -> int:
-        return self.stages * self.slot
+        return self.stages * self.stage_bytes
 
     @property
     def staging(self) -> int:
@@ -216,8 +218,8 @@ def unroll_of(problem: Problem, tile: Tile, splits: int) -> int:
     if problem.groups > splits and problem.in_channels_per_group % (2 * tile.depth):
         return 1
     operands = 2 * (4 + tile.halo)
-    spare = (LANE_OPERANDS_OF_PARTS if tile.part else LANE_OPERANDS) + 128 - tile.rows
-    return 2 if tile.parts == 1 and 2 * operands <= spare else 1
+    spare = (LANE_OPERANDS_BY_PHASES if tile.by_phases else LANE_OPERANDS) + 128 - tile.rows
+    return 2 if tile.operand_halves == 1 and 2 * operands <= spare else 1
 
 
 def last_column(problem: Problem) -> int:
@@ -228,7 +230,7 @@ def last_column(problem: Problem) -> int:
 def tail_column(problem: Problem, config: Config) -> int | None:
     """A sample's lone column beyond whole tiles, if tail.py can compute it."""
     tile, last = config.tile, last_column(problem)
-    if not tile.whole or tile.overlap or tile.empty_slots or tile.several_chunks or tile.wide_outputs:
+    if not tile.whole or tile.overlap or tile.has_gaps or tile.several_chunks or tile.wide_outputs:
         return None
     alone = last > 0 and last % tile.advance == 0 and problem.dilation == 1  # columns begin at 0
     return last if alone else None
@@ -288,7 +290,7 @@ def _configs(problem: Problem, precision: str, wide_outputs: bool, splits: int =
             base = Config(tile, resident, weights if resident else 0, 0, unroll, 0)
             fitting = [fit for config in stagings(base) if (fit := deepest(config))]
             found += (with_deep_stages(problem, config) for config in fitting)
-            if fitting and not tile.part:
+            if fitting and not tile.by_phases:
                 break
     return tuple(replace(config, splits=splits) for config in dict.fromkeys(found))
 
@@ -310,10 +312,10 @@ def with_deep_stages(problem: Problem, config: Config) -> Config:
 def stagings(config: Config) -> Iterator[Config]:
     """Ways to stage: in bulk, for warps' stores, or not (parts of the phases); runs aligned or not."""
     tile = config.tile
-    if tile.part:
+    if tile.by_phases:
         yield from (replace(config, buffers=0, joined=joined) for joined in (False, True))
         return
-    if tile.whole and tile.parts == 1 and (tile.phases == 1 or not tile.empty_slots):
+    if tile.whole and tile.operand_halves == 1 and (tile.phases == 1 or not tile.has_gaps):
         for channels in round_sizes(tile):
             if 2 * channels >= tile.channels:
                 bulk = replace(config, tile=_largest_rounds(tile, 0), buffers=1, bulk_channels=channels)

@@ -32,7 +32,7 @@ LANES = 32
 def with_unpacked(problem: Problem, config: Config) -> Config | None:
     """``config`` with unpacked weights; None unless tiles take whole runs, lanes equal shares."""
     tile, p = config.tile, problem
-    if config.resident or tile.parts > 1 or not tile.whole or p.kernel_size != tile.tap_chunk * tile.stride:
+    if config.resident or tile.operand_halves > 1 or not tile.whole or p.kernel_size != tile.tap_chunk * tile.stride:
         return None
     if p.dilation > 1 or p.out_channels_per_group % tile.channels or tile.channels * tile.phases != tile.rows:
         return None

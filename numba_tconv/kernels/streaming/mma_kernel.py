@@ -1,4 +1,4 @@
-"""The kernel of a step on tensor cores: a matrix product with the weights as they lie (drawing: kernels/README.md).
+"""A step on tensor cores: a matrix product with the weights as they lie (drawing: kernels/README.md).
 
 A row is an output channel and a phase r, a column a slot's new frame. A stage holds the rows' taps and all frames of
 some input channels. Tap r + q*stride multiplies the frames q before the columns' own. Warps add up their sums in one
@@ -11,178 +11,23 @@ from functools import cache
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from numba_tconv.kernels.common.arguments import arguments
-from numba_tconv.kernels.common.tensor_core.split_operand import put_tf32
 from numba_tconv.ptx import (
     cp_async_commit,
     cp_async_wait,
     device_function,
-    float_of,
     griddepcontrol_launch_dependents,
     griddepcontrol_wait,
-    ld_shared,
-    ld_shared_u16,
-    ldmatrix,
-    mma,
-    prmt,
     shared_address,
-    st_global_vector,
 )
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
 from .arguments import Columns, Place, signature_of
 from .kernel import is_live
+from .mma_epilogue import make_keep, make_store
 from .mma_load import make_load_frames, make_load_weights
-from .mma_tile import COLUMNS, KINDS, ROWS, VECTOR, Config
-
-LOW_HALVES = 0x5410  # prmt's selector
-load_number, load_words = ld_shared(1, float32), ld_shared(4, int32)
-load_rows, load_few_rows, load_columns = ldmatrix(4), ldmatrix(2), ldmatrix(4, transposed=True)
-
-
-def make_multiply(config: Config):
-    """Build ``multiply``: adds a warp's products of a stage.
-
-    ``weights``, ``frames``: this lane's addresses of the warp's first slice; ``rows``: bytes to the weights of its
-    rows; ``shift``: bytes between two frames of a slot."""
-    kept, stride, itemsize, halves = config.kept, config.stride, config.itemsize, 4 // config.itemsize
-    row_blocks, column_blocks, operands = config.row_blocks, config.column_blocks, 4 * config.row_blocks
-    pitch, next_columns, by_matrix = config.weight_pitch, COLUMNS * config.frame_pitch, config.by_matrix
-    slices, slice_channels = config.slices, config.channel_warps * config.depth
-    product, blocks_at_once = mma(KINDS[config.dtype]), min(2, config.column_blocks)
-    load_frames, frame_words = load_rows if blocks_at_once == 2 else load_few_rows, 2 * blocks_at_once
-
-    @device_function
-    def load_weights(a, at, address):
-        if halves == 1:
-            put_tf32(a, at, load_number(address))
-        else:
-            a[at] = prmt(ld_shared_u16(address), ld_shared_u16(address + pitch), LOW_HALVES)
-
-    @device_function
-    def load_block(a, i, rows, weights):
-        if by_matrix:
-            words = load_columns(int32(weights + rows[i]))
-            for z in range(4):
-                a[4 * i + z] = words[z]
-        else:
-            for h in range(2):
-                for k in range(2):
-                    address = int32(weights + rows[2 * i + h] + k * 4 * halves * pitch)
-                    load_weights(a, 4 * i + 2 * k + h, address)
-
-    @device_function
-    def multiply_slice(acc, rows, weights, frames, shift):
-        a = cuda.local.array(operands, dtype=int32)
-        b = cuda.local.array(frame_words, dtype=int32)
-        q = int32(0)
-        frames += int32(kept * shift)
-        while q <= kept:
-            for i in range(row_blocks):
-                load_block(a, i, rows, weights)
-            for j in range(0, column_blocks, blocks_at_once):
-                words = load_frames(int32(frames + j * next_columns))
-                for z in range(frame_words):
-                    if halves == 1:
-                        put_tf32(b, z, float_of(words[z]))
-                    else:
-                        b[z] = words[z]
-                for z in range(blocks_at_once):
-                    for i in range(row_blocks):
-                        product(acc, (i * column_blocks + j + z) * 4, a, 4 * i, b[2 * z], b[2 * z + 1])
-            weights = int32(weights + stride * itemsize)
-            frames = int32(frames - shift)
-            q = int32(q + 1)
-
-    @device_function
-    def multiply(acc, rows, weights, frames, shift):
-        for z in range(slices):
-            along_w, along_f = z * (slice_channels * pitch), z * (slice_channels * itemsize)
-            multiply_slice(acc, rows, int32(weights + along_w), int32(frames + along_f), shift)
-
-    return multiply
-
-
-def make_keep(config: Config):
-    """Build ``keep``: writes the new state of stage ``number`` from the array ``shared`` at address ``base``."""
-    threads, itemsize, pitch, kept = config.threads, config.itemsize, config.frame_pitch, config.kept
-    vector, stage_channels, stages = VECTOR // config.itemsize, config.stage_channels, config.stages
-    stage_bytes, weights_bytes = config.stage_bytes, config.weights_bytes
-    pieces = stage_channels // vector
-
-    @device_function
-    def keep_vectors(number, shared, base, state, mask, place, sizes):
-        e, slots, channel = int32(cuda.threadIdx.x), int32(sizes.slots), int32(number * stage_channels)
-        stage = int32(base + number % stages * stage_bytes + weights_bytes)
-        first_row = int32(sizes.frames) * slots
-        while e < slots * pieces:
-            s, piece = divmod(uint32(e), uint32(pieces))
-            n, c = place.first_slot + int64(s), int32(channel + int32(piece) * vector)
-            wanted = n < sizes.batch and c < sizes.in_per_group
-            if wanted:
-                wanted = is_live(mask, n)
-            to = n * sizes.groups * sizes.in_per_group + place.first_in + c if wanted else int64(0)
-            words = load_words(int32(stage + (first_row + int32(s)) * pitch + int32(piece) * VECTOR))
-            st_global_vector(wanted, state, uint64(to), words)
-            e = int32(e + threads)
-
-    @device_function
-    def keep(number, shared, base, state, mask, place, sizes):
-        e, slots, channel = int32(cuda.threadIdx.x), int32(sizes.slots), int32(number * stage_channels)
-        at = int32((number % stages * stage_bytes + weights_bytes) // itemsize)
-        while e < slots * (stage_channels * kept):
-            s, rest = divmod(uint32(e), uint32(stage_channels * kept))
-            c, f = divmod(rest, uint32(kept))
-            s, c, f = int32(s), int32(c), int32(f)
-            n = place.first_slot + s
-            if n < sizes.batch and channel + c < sizes.in_per_group and is_live(mask, n):
-                row = int32((int32(sizes.frames) + f) * slots + s)
-                to = (n * sizes.groups * sizes.in_per_group + place.first_in + channel + c) * kept + f
-                state[uint64(to)] = shared[uint32(at + row * (pitch // itemsize) + c)]
-            e = int32(e + threads)
-
-    return keep_vectors if kept == 1 else keep
-
-
-def make_store(config: Config):
-    """Build ``store_sums``, a warp's into shared memory, and ``store_columns``, the warps' sums, added up, to y."""
-    element, threads, columns, stride = ELEMENTS[config.dtype], config.threads, config.columns, config.stride
-    load, store, row_blocks, column_blocks = element.load, element.store, config.row_blocks, config.column_blocks
-    sums_at, sum_pitch, channel_warps = config.sums_at // 4, config.sum_pitch, config.channel_warps
-    rows_of_tile = config.rows
-
-    @device_function
-    def store_sums(acc, shared, first_sum):
-        lane = int32(cuda.threadIdx.x & 31)
-        for i in range(row_blocks):
-            for j in range(column_blocks):
-                for z in range(4):
-                    row = int32(ROWS * i + (lane >> 2) + 8 * (z >> 1))
-                    column = int32(first_sum + COLUMNS * j + (lane & 3) * 2 + (z & 1))
-                    shared[uint32(sums_at + column * sum_pitch + row)] = acc[(i * column_blocks + j) * 4 + z]
-
-    @device_function
-    def store_columns(y, shared, bias, mask, place, group, first_out, outs, sizes):
-        slots, frames = int32(sizes.slots), int32(sizes.frames)
-        e = int32(cuda.threadIdx.x)
-        while e < columns * rows_of_tile:
-            column, row = divmod(uint32(e), uint32(rows_of_tile))
-            out, phase = divmod(row, uint32(stride))
-            t, slot = divmod(column, uint32(slots))
-            t, out, n = int32(t), int32(out), place.first_slot + int64(slot)
-            if t < frames and n < sizes.batch and out < outs:
-                co = group * sizes.out_per_group + first_out + int64(out)
-                total = float32(0)
-                if is_live(mask, n):
-                    total = load(bias.data[uint64(co)]) if bias.exists else float32(0)
-                    at = uint32(sums_at + column * uint32(sum_pitch) + row)
-                    for z in range(channel_warps):
-                        total += shared[at + uint32(z * columns * sum_pitch)]
-                to = ((n * sizes.groups * sizes.out_per_group + co) * frames + int64(t)) * stride + int64(phase)
-                y[uint64(to)] = store(total)
-            e = int32(e + threads)
-
-    return store_sums, store_columns
+from .mma_mainloop import make_multiply
+from .mma_tile import ROWS, VECTOR, Config
 
 
 @device_function

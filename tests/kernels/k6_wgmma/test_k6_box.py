@@ -14,7 +14,6 @@ from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma.boxes import ALIGNMENT, LARGEST_BOX, Rows, geometry, place, rows_of, wavefronts
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole
 from numba_tconv.kernels.k6_wgmma.operands import make_beyond
-from numba_tconv.kernels.k6_wgmma.producer import make_window_start
 from numba_tconv.kernels.k6_wgmma.schedule import make_schedule
 from numba_tconv.kernels.k6_wgmma.tile import (
     MOST_PADDING,
@@ -23,6 +22,7 @@ from numba_tconv.kernels.k6_wgmma.tile import (
     last_column,
     sample_columns,
 )
+from numba_tconv.kernels.k6_wgmma.windows import make_window_start
 from numba_tconv.lab.measure import workloads
 from numba_tconv.selection.registry import RUNGS
 from tests.gpu.common import TENSOR_CORES
@@ -137,11 +137,11 @@ def test_stages_fit_into_the_ring(which):
     for rows in all_rows(config):
         g = geometry(config, rows)
         assert g.pitch // config.tile.itemsize <= LARGEST_BOX
-        assert g.pitch % 16 == g.region % 128 == g.slot % 128 == 0
+        assert g.pitch % 16 == g.region % 128 == g.stage_bytes % 128 == 0
         assert config.depth * g.pitch <= g.region
         assert 2 <= g.stages <= config.stages
-        assert g.stages * g.slot <= config.ring_bytes
-        assert config.regions * g.region <= g.slot
+        assert g.stages * g.stage_bytes <= config.ring_bytes
+        assert config.regions * g.region <= g.stage_bytes
     assert geometry(config, None) == geometry(config, Rows())
 
 

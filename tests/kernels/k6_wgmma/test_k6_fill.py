@@ -8,7 +8,7 @@ import pytest
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma import boxes as k6_box
-from numba_tconv.kernels.k6_wgmma import producer as k6_load
+from numba_tconv.kernels.k6_wgmma import fill as k6_fill
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Origin, Samples
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
@@ -31,19 +31,19 @@ def memory(monkeypatch):
             assert place not in found, "once"
             found[place] = float(x[source + e]) if size else 0.0
 
-    cast_quickly(monkeypatch, k6_box, k6_load)
-    monkeypatch.setattr(k6_load, "device_function", lambda function: function)
-    monkeypatch.setattr(k6_load, "place", k6_box.place.py_func)
-    monkeypatch.setattr(k6_load, "recomputed", lambda value: value)
-    monkeypatch.setattr(k6_load, "nounroll", lambda: None)
+    cast_quickly(monkeypatch, k6_box, k6_fill)
+    monkeypatch.setattr(k6_fill, "device_function", lambda function: function)
+    monkeypatch.setattr(k6_fill, "place", k6_box.place.py_func)
+    monkeypatch.setattr(k6_fill, "recomputed", lambda value: value)
+    monkeypatch.setattr(k6_fill, "nounroll", lambda: None)
     monkeypatch.setattr(
-        k6_load, "repeated", lambda step, count: lambda k, state: [step(k + z, state) for z in range(count)]
+        k6_fill, "repeated", lambda step, count: lambda k, state: [step(k + z, state) for z in range(count)]
     )
     local = SimpleNamespace(array=lambda size, dtype: [None] * size)
-    monkeypatch.setattr(k6_load, "cuda", SimpleNamespace(local=local))
-    monkeypatch.setattr(k6_load, "cp_async_to", lambda size: cp_async)
+    monkeypatch.setattr(k6_fill, "cuda", SimpleNamespace(local=local))
+    monkeypatch.setattr(k6_fill, "cp_async_to", lambda size: cp_async)
     arrived = []
-    monkeypatch.setattr(k6_load, "mbarrier_await_copies", lambda barrier: arrived.append((barrier, len(found))))
+    monkeypatch.setattr(k6_fill, "mbarrier_await_copies", lambda barrier: arrived.append((barrier, len(found))))
     return found, arrived
 
 
@@ -58,7 +58,7 @@ def test_in_vectors(memory, precision, dtype, channels_left, begin):
     first, columns = config.tile.columns(problem)
     geometry = k6_box.geometry(config, None)
     x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
-    fill_in_vectors, _ = k6_load.make_fill(config)
+    fill_in_vectors, _ = k6_fill.make_fill(config)
     taken = input_of(x, problem, columns, geometry, 0, True)
     for sample in range(-1, problem.batch):
         memory.clear()
@@ -96,8 +96,8 @@ def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin
         assert tile.itemsize == 4
         memory[int(address) - base - region] = float(x[source]) if size else 0.0
 
-    monkeypatch.setattr(k6_load, "cp_async_to", lambda size: cp_async)
-    _, fill = k6_load.make_fill(config)
+    monkeypatch.setattr(k6_fill, "cp_async_to", lambda size: cp_async)
+    _, fill = k6_fill.make_fill(config)
     taken = input_of(x, problem, columns, geometry, early, rows is None)
     for sample in range(-1, problem.batch):
         memory.clear()

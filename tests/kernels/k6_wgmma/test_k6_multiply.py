@@ -94,7 +94,7 @@ def test_split_operands(monkeypatch, problem, taps):
 
     mainloop, _ = in_python(monkeypatch, config, multiply_all)
     acc, total = [7] * (BLOCKS * sums), [0] * (BLOCKS * sums)
-    v = range(tile.parts * 2 * window)  # each register holds its own number
+    v = range(tile.operand_halves * 2 * window)  # each register holds its own number
     consume(mainloop, config, acc, total, v, depths=1, taps=taps, stage=SLOT)
 
     tap_bytes, expected = tile.rows * tile.depth * 2 >> 4, []

@@ -60,7 +60,7 @@ def test_how_windows_are_fetched_follows_from_where_rows_begin(monkeypatch, leng
     rows = boxes.Rows(alike, length % 4 if alike > 1 else 0, aligned)
     g = boxes.geometry(config, rows)
     assert x.early == offset // 4
-    assert x.window == (alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, g.stages)
+    assert x.window == (alike.bit_length() - 1, g.pitch, g.shear, g.region, g.stage_bytes, g.stages)
     whole = k6_config.sample_columns(p, config)[1] % config.tile.advance == 0
     assert x.fetch == Fetch(boxed=1, aligned=int(aligned), whole_tiles=int(whole), in_vectors=int(aligned))
 

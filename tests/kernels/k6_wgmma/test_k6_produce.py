@@ -13,6 +13,7 @@ from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma import producer as k6_load
 from numba_tconv.kernels.k6_wgmma import schedule as k6_schedule
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma import windows as k6_windows
 from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Grid, Input, Samples, Window
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole
@@ -64,8 +65,9 @@ def brought(monkeypatch):
         assert barrier - FULL == stages[-1].waited[0] - EMPTY
         stages[-1].runs.append((int(at), int(first)))
 
-    cast_quickly(monkeypatch, k6_load, k6_schedule)
-    for module in (k6_load, k6_schedule):
+    modules = k6_load, k6_schedule, k6_windows
+    cast_quickly(monkeypatch, *modules)
+    for module in modules:
         monkeypatch.setattr(module, "device_function", lambda function: function)
     for name, instruction in {
         "recomputed": lambda value: value,
@@ -80,12 +82,14 @@ def brought(monkeypatch):
         "cp_async_bulk_tensor_4d": lambda *copy: stages[-1].boxes.append(tuple(map(int, copy))),
         "cp_async_bulk": lambda at, w, source, size, barrier: stages[-1].weights.append((at, source, size, barrier)),
     }.items():
-        monkeypatch.setattr(k6_load, name, instruction)
+        for module in (k6_load, k6_windows):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, instruction)
 
     def fill(x, origin, base, region, *_):
         stages[-1].filled.append((*map(int, origin), int(base + region)))
 
-    monkeypatch.setattr(k6_load, "make_fill", lambda config: (None, fill))
+    monkeypatch.setattr(k6_windows, "make_fill", lambda config: (None, fill))
     local = SimpleNamespace(array=lambda size, dtype: np.zeros(size, np.int64))
     threads = SimpleNamespace(local=local, syncwarp=lambda: None)
     for module in (k6_load, k6_schedule):
@@ -145,7 +149,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     monkeypatch.setattr(k6_load.cuda, "gridDim", SimpleNamespace(x=blocks), raising=False)
     monkeypatch.setattr(k6_load.cuda, "blockIdx", SimpleNamespace(x=blocks - 1), raising=False)
     log, early, stride_c = alike.bit_length() - 1, 0 if alike == 1 else 3, p.length + rows.shear
-    window = Window(log, g.pitch, g.shear, g.region, g.slot, g.stages)
+    window = Window(log, g.pitch, g.shear, g.region, g.stage_bytes, g.stages)
     schedule = k6_schedule.make_schedule(config)
     produce, apart = k6_load.make_produce(config, schedule), columns % tile.advance == 0
     # Two phases of a slot look alike, so a warp that waits must be at most one round of the ring ahead.
@@ -161,7 +165,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
             by_place[number * together + warp].append(stage)
 
     _, locate, sample_of, _ = schedule
-    window_start = k6_load.make_window_start(config)
+    window_start = k6_windows.make_window_start(config)
     groups_of_tiles = -(-column_tiles // config.regions)
     turns = groups_of_tiles if config.resident else groups_of_tiles * row_tiles
     k, boxed_windows = 0, 0
@@ -171,7 +175,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
         for chunk in range(tap_chunks):
             for s in range(stages):
                 (stage,) = by_place.pop(k)
-                slot, at = k % g.stages, BASE + config.ring + k % g.stages * g.slot
+                slot, at = k % g.stages, BASE + config.ring + k % g.stages * g.stage_bytes
                 barrier = FULL + 8 * slot
                 assert stage.waited == (EMPTY + 8 * slot, 1 - k // g.stages % 2)
                 assert stage.arrivals == [barrier]

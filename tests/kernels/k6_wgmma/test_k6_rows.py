@@ -182,7 +182,7 @@ def check(state, p, config, shift, has_bias, times=1):
                     extra = bias_of(place.channel + channel) if has_bias and channel < place.channels_left else 0.0
                     with contextlib.suppress(Passed):
                         for _ in range(times):
-                            acc, total = (None, [*sums]) if tile.parts == 2 else ([*sums], None)
+                            acc, total = (None, [*sums]) if tile.operand_halves == 2 else ([*sums], None)
                             own = Sums(acc, total, None, None)
                             store(own, None, buffers, out, place, extra, Thread(1, warp, lane))
             assert not state.stored & state.loaded, "what is loaded was stored before a barrier"
@@ -211,7 +211,7 @@ def check_written(state, p, y, first, times, added):
 def test_other_tiles_are_staged_and_stored_round_by_round(monkeypatch, workload):
     """Each of a lane's sums in its row and column, for whichever rows are taken from registers at a time."""
     p = workloads.get(workload).problem
-    config = next(c for c in k6_config.configs(p, "tf32") if not c.tile.part)
+    config = next(c for c in k6_config.configs(p, "tf32") if not c.tile.by_phases)
     tile, staged, stored = config.tile, {}, []
 
     def take(offsets, stride, cases):
@@ -237,7 +237,7 @@ def test_other_tiles_are_staged_and_stored_round_by_round(monkeypatch, workload)
     out = SimpleNamespace(alignment=SimpleNamespace(offset=0))
     place, buffers = Place(0, 0, 0, 16, tile.channels, None, None), Buffers(Shared(None, None, 0), 0, 0, None, None)
     sums = Sums(range(tile.rows), None, [], None)
-    k6_epilogue._make_rows(config)(store, False)(sums, None, buffers, out, place, 0.0, Thread(0, 0, 0))
+    k6_epilogue._make_by_rounds(config)(store, False)(sums, None, buffers, out, place, 0.0, Thread(0, 0, 0))
 
     rows, expected = tile.rows // tile.rounds, [{} for _ in range(tile.rounds)]
     for e in sums.acc:
@@ -311,7 +311,7 @@ def test_buffers_are_handed_over_when_they_have_been_read(monkeypatch, buffers, 
     config = replace(configured(Problem(2, 8, 16, 3, 258), "tf32"), buffers=buffers)
     monkeypatch.setattr(k6_epilogue, "device_function", same)
     monkeypatch.setattr(k6_epilogue, "make_aim", lambda *_, **__: (lambda *_: (None, straight), lambda *_: 0))
-    monkeypatch.setattr(k6_epilogue, "_make_rows", lambda config: lambda store, keeps: stub("anywhere"))
+    monkeypatch.setattr(k6_epilogue, "_make_by_rounds", lambda config: lambda store, keeps: stub("anywhere"))
     monkeypatch.setattr(k6_epilogue, "make_store_any", lambda *_, **__: None)
     monkeypatch.setattr(k6_epilogue, "make_store_rows", lambda config: stub("rows"))
     monkeypatch.setattr(k6_epilogue, "barrier_sync", lambda *barrier: done.append(("barrier", *barrier)))
@@ -348,7 +348,7 @@ def test_where_a_tile_goes_is_what_the_stores_are_told(monkeypatch, straight):
     config = configured(Problem(2, 8, 16, 3, 258), "tf32")
     monkeypatch.setattr(k6_epilogue, "device_function", same)
     monkeypatch.setattr(k6_epilogue, "make_aim", lambda *_, **__: (aim, lambda *head: head))
-    monkeypatch.setattr(k6_epilogue, "_make_rows", lambda config: lambda store, keeps: tell)
+    monkeypatch.setattr(k6_epilogue, "_make_by_rounds", lambda config: lambda store, keeps: tell)
     monkeypatch.setattr(k6_epilogue, "make_store_any", lambda *_, **__: None)
     monkeypatch.setattr(k6_epilogue, "make_store_rows", lambda config: tell)
     for name in ("barrier_sync", "mbarrier_wait", "mbarrier_arrive"):

@@ -118,7 +118,7 @@ def memory(monkeypatch):
 def test_a_warp_orders_a_stage_as_if_it_were_packed(memory, monkeypatch, problem, precision):
     config = with_unpacked(problem, precision)
     tile, run, itemsize = config.tile, unpacked.run_of(config), config.tile.itemsize
-    assert config.slot == config.regions * config.region(config.pitch * itemsize) + 2 * config.stage_weights
+    assert config.stage_bytes == config.regions * config.region(config.pitch * itemsize) + 2 * config.stage_weights
     assert config.ready + 8 * config.stages <= config.map
     raw, address, base = 1 << 20, 1 << 21, 3 * problem.kernel_size
     copied = []

@@ -10,8 +10,8 @@ import pytest
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma import operands as k6_operands
-from numba_tconv.kernels.k6_wgmma import producer as k6_load
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma import windows as k6_windows
 from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Samples
 from numba_tconv.kernels.k6_wgmma.choose import choose
 from numba_tconv.kernels.k6_wgmma.operands import ALIGNED
@@ -32,9 +32,9 @@ layers = pytest.mark.parametrize("layer", thorough(LAYERS, always=["kb74", "enco
 def in_python():
     """The device functions' makers; a warp has one lane."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (k6_load, k6_operands):
+        for module in (k6_windows, k6_operands):
             patch.setattr(module, "device_function", lambda function: function)
-        cast_quickly(patch, k6_load, k6_operands)
+        cast_quickly(patch, k6_windows, k6_operands)
         patch.setattr(k6_operands, "cuda", SimpleNamespace(any_sync=lambda mask, value: value))
         yield
 
@@ -65,8 +65,8 @@ def check(problem, config, column_tile, chunk, column, boxed, early, stride_c):
     fetch = Fetch(boxed, aligned, apart, False)
     x = Input(None, 0, 0, stride_c, early or 0, None, fetch, samples)
     view = k6_operands.make_view(config)(n, j, chunk, x, column, X_AT)
-    outside = view.some_outside, view.outside
-    _, start, in_box = k6_load.make_window_start(config)(n, j, chunk, boxed, apart, length, columns, first)
+    outside = view.some_outside, view.beyond
+    _, start, in_box = k6_windows.make_window_start(config)(n, j, chunk, boxed, apart, length, columns, first)
     rounds = tile.precision == "tf32"
     if rounds:
         assert view.rounded == in_box

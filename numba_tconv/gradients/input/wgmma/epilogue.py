@@ -1,4 +1,4 @@
-"""Store into grad_input, or the workspace of partial sums."""
+"""Store into grad_input, or partial sums."""
 
 from typing import NamedTuple
 

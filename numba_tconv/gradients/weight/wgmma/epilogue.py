@@ -1,4 +1,4 @@
-"""The store: a split's sums into the workspace, or whole sums into the gradient.
+"""The store: a split's sums among the partial sums, or whole ones into the gradient.
 
 Whole sums pass through the ring's memory into the gradient's order: runs of an input channel's output channels and
 taps. A tile of planes has some phases of one output channel: a piece of run a tap."""

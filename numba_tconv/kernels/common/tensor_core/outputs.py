@@ -31,8 +31,8 @@ class Extent(NamedTuple):
     begin: int  # the tile's first own output
     next_sample: int
     next_begin: int
-    lowest: int  # the sample's outputs, from ``begin`` on
-    highest: int
+    lowest: int  # the sample's first own output, counted from ``begin``
+    highest: int  # behind its last
     goes_on: bool  # the next tile has the same sample
     ends: bool  # the next tile begins a sample
 

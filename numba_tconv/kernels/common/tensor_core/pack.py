@@ -160,7 +160,7 @@ def make_place(tile: Tile, order: str, maps: tuple = MAPS) -> Callable:
         return tile16 * 16 + row, k
 
     place = {"wgmma": wgmma_place, "mma": mma_place}[order]
-    if tile.parts == 1:
+    if tile.operand_halves == 1:
         return place
     inner = place if maps is MAPS else device_function(place)
 
@@ -205,7 +205,7 @@ def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -
     @device_function
     def gather(values, shared, lies, limits, tap, vector):
         first_m, first_k = place(uint32(vector * elements))
-        if all_weights and limits[4]:
+        if all_weights and limits.whole:
             for u in range(elements):
                 m, k = int32(first_m + rows_on[u]), int32(first_k + channels_on[u])
                 channel = int32(int32(m * reciprocal) >> 16)
@@ -248,7 +248,7 @@ class TensorPacking(Packing):
         sizes = Sizes(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups, *w.shape[1:])
         way = box_of(tile).way(w, tile.whole and not tile.several_chunks)
         kernel = kernel_of(tile, self.order)
-        if tile.parts == 1:
+        if tile.operand_halves == 1:
             return kernel.prepare(self.blocks, weights, packed, sizes, way)
         find, count = finder(w, THREADS)
         early = device.of(w.index).launches_early
@@ -257,17 +257,17 @@ class TensorPacking(Packing):
 
 
 def kernel_of(tile: Tile, order: str) -> Kernel:
-    return make_split_kernel(tile, order) if tile.parts == 2 else make_kernel(tile, order)
+    return make_split_kernel(tile, order) if tile.operand_halves == 2 else make_kernel(tile, order)
 
 
 def steps(tile: Tile, order: str) -> list[Step]:
     pack = kernel_of(tile, order)
-    largest = [Step("scale", largest_kernel())] if tile.parts == 2 else []
+    largest = [Step("scale", largest_kernel())] if tile.operand_halves == 2 else []
     return [*largest, Step("pack", pack, pack.shared_bytes)]
 
 
 def packed_size(tile: Tile, blocks: int) -> int:
-    return blocks * tile.depth_weights // tile.itemsize + (SCALE if tile.parts == 2 else 0)
+    return blocks * tile.depth_weights // tile.itemsize + (SCALE if tile.operand_halves == 2 else 0)
 
 
 def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int, weights: Layout) -> TensorPacking:

@@ -95,14 +95,14 @@ def make_aim(tile: Tile, to_the_output: bool = False):
 def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
     """Build the store of a round of any tile; it returns the round's head.
 
-    Adds the bias if ``add_bias``, or if the tile has empty slots."""
+    Adds the bias if ``add_bias``, or if the tile has gaps."""
     stride, dilation, all_rows, whole = tile.stride, tile.dilation, tile.taps.rows, tile.whole
     span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
-    partly = tile.part  # one channel for all warps
+    partly = tile.by_phases  # one channel for all warps
     lanes = 32 * warps if partly else 32
     round_channels, pitch = tile.round_channels, tile.pitch
     load_type, store_type = ELEMENTS[tile.dtype].load, ELEMENTS[tile.out_dtype].store
-    add_bias = add_bias or tile.empty_slots
+    add_bias = add_bias or tile.has_gaps
     skip, slot_of = tile.skip, device_function(staged_at)
 
     @device_function
@@ -124,13 +124,13 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                 head_next = (n_next * out_channels + co + channel) * out_length + begin_next
                 early_next = int32(0) if ends else int32(int32(head_next + shift) & (sector - 1))
             end = int32(advance * span - early_next)
-            m = n - 2 if j > 0 and j * span < sector else n
-            while m <= n_next:
-                if m >= 0 and m < batch:
-                    line = (m * out_channels + co + channel) * out_length
-                    from_first = (n - m) * columns + j
+            sample = n - 2 if j > 0 and j * span < sector else n
+            while sample <= n_next:
+                if sample >= 0 and sample < batch:
+                    line = (sample * out_channels + co + channel) * out_length
+                    from_first = (n - sample) * columns + j
                     if whole:
-                        offset = begin + (n - m) * columns * stride
+                        offset = begin + (n - sample) * columns * stride
                         e = int32(min(max(int64(-early), -offset), int64(end)))
                         e_end = int32(max(min(int64(end), out_length - offset), int64(-sector)))
                         e = int32(max(int64(e), -from_first * span)) + lane
@@ -157,7 +157,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                                     value += extra
                                 y[uint64(line + o)] = store_type(value)
                             e = int32(e + lanes)
-                m += 1
+                sample += 1
             channel = int32(channel + warps)
         return head
 

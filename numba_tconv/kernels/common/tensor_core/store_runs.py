@@ -99,7 +99,7 @@ def make_prepare(tile: Tile, warps: int):
 
 def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
     """Build the load of biases, or zeros."""
-    load_type, add_bias = ELEMENTS[tile.dtype].load, add_bias or tile.empty_slots
+    load_type, add_bias = ELEMENTS[tile.dtype].load, add_bias or tile.has_gaps
     all_channels, some_channels = _all_channels(tile, warps), _some_channels(tile, warps)
     round_channels = tile.round_channels
 

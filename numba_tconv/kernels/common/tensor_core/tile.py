@@ -26,7 +26,7 @@ SECTOR = 32  # bytes
 ANY_LENGTH = 1 << 16
 # Columns; wider windows spill.
 WINDOW_LIMIT = {"tf32": 24, "tf32x3": 12, "fp16": 24, "bf16": 24}
-MOST_TAPS_OF_PARTS = 5
+MOST_SPLIT_TAPS = 5
 LONGEST_STAGED_SPAN = 96
 
 
@@ -70,7 +70,7 @@ class Tile:
         return KINDS[self.precision][1]
 
     @property
-    def parts(self) -> int:
+    def operand_halves(self) -> int:
         """Operand halves: 2 in tf32x3, else 1."""
         return KINDS[self.precision][2]
 
@@ -89,7 +89,7 @@ class Tile:
         return self.span == self.stride
 
     @property
-    def part(self) -> bool:
+    def by_phases(self) -> bool:
         return not self.whole and self.dilation == 1
 
     @property
@@ -143,7 +143,7 @@ class Tile:
 
     @property
     def depth_weights(self) -> int:
-        return self.tap_chunk * self.parts * self.rows * self.depth * self.operand_size
+        return self.tap_chunk * self.operand_halves * self.rows * self.depth * self.operand_size
 
     # The staging buffer: float32, run after run.
 
@@ -172,7 +172,7 @@ class Tile:
         return -(-runs * self.pitch // 4) * 4
 
     @property
-    def empty_slots(self) -> bool:
+    def has_gaps(self) -> bool:
         """Whether some outputs, staged as zeros, have no row."""
         return self.span != self.phases
 
@@ -230,7 +230,7 @@ def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
     """Taps of a window: a whole row, or a chunk with few missing."""
     t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
-    most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
+    most = min(t.taps_per_row, MOST_SPLIT_TAPS) if split else t.taps_per_row
     fitting = [1, *takewhile(lambda c: 4 + -(-(c - 1) * t.step // 4) * 4 <= limit, range(2, most + 1))]
     if fitting[-1] == t.taps_per_row:
         return fitting[-1]

@@ -19,7 +19,7 @@ from numba_tconv.ptx import barrier_sync, device_function, mbarrier_arrive, mbar
 from numba_tconv.runtime.elements import ELEMENTS
 
 from .bulk import make_bulk_store
-from .part import make_part_store
+from .by_phases import make_phases_store
 from .rows import make_store_rows
 
 
@@ -32,13 +32,13 @@ class Epilogue(NamedTuple):
 def make_epilogue(config: Config) -> Epilogue:
     """Build the epilogue; make_extra_of gives ``extra``.
 
-    Parts of the phases leave from registers (part.py), tiles in one sample by bulk.py, rows.py or store_runs.py, others
-    by store_any.py."""
-    if config.tile.part:
+    Tiles of some phases leave from registers (by_phases.py), tiles in one sample by bulk.py, rows.py or store_runs.py,
+    others by store_any.py."""
+    if config.tile.by_phases:
         return _make_part(config)
     bulk, by_rows, by_turns = config.bulk_channels > 0, config.by_rows, not config.bulk_channels and config.buffers == 1
     aim, head_of = make_aim(config.tile, to_the_output=bulk)
-    make_rows = _make_rows(config)
+    make_rows = _make_by_rounds(config)
     anywhere = make_rows(make_store_any(config.tile, STORE_WARPS, add_bias=True), False)
     if bulk:
         straight_on, finish_bulk = make_bulk_store(config)
@@ -75,7 +75,7 @@ def make_epilogue(config: Config) -> Epilogue:
 
 
 def _make_part(config: Config) -> Epilogue:
-    store = make_part_store(config)
+    store = make_phases_store(config)
 
     @device_function
     def aim_tile(sample, column, row, channel, channels_left, out, thread):
@@ -94,7 +94,7 @@ def _make_part(config: Config) -> Epilogue:
 
 def make_extra_of(config: Config):
     """Build the load of a thread's bias; ``number``: the thread's in its warpgroup."""
-    load_type, part = ELEMENTS[config.tile.dtype].load, config.tile.part
+    load_type, part = ELEMENTS[config.tile.dtype].load, config.tile.by_phases
     staged = config.bulk_channels > 0 or config.by_rows
 
     @device_function
@@ -129,9 +129,9 @@ def _make_runs(config: Config, make_rows):
     return make_rows(store_round, keeps_runs(tile, STORE_WARPS))
 
 
-def _make_rows(config: Config):
+def _make_by_rounds(config: Config):
     """Build a tile's store from a round's; a slab is several rounds or part of one."""
-    tile, exact = config.tile, config.tile.parts == 2
+    tile, exact = config.tile, config.tile.operand_halves == 2
     rows, sums = tile.rows, tile.rows // 2
     stage_rows, sector = make_stage_rows(tile), tile.sector
     staged_channels, staged_rows, channels = tile.round_channels, rows // tile.rounds, tile.channels
@@ -140,10 +140,6 @@ def _make_rows(config: Config):
     rows_at_once = min(slab, staged_rows)
     in_slab = [4 * (r // 2) + r % 2 + b * sums + 2 * h for r in range(slab // 4) for b in (0, 1) for h in (0, 1)]
     take_slab, prepare = take(in_slab, slab // 2, rows // slab), make_prepare(tile, STORE_WARPS)
-
-    @device_function
-    def take_values(values, sums_of_all, case):
-        take_slab(values, sums_of_all, case)
 
     def make_rows(store, may_keep):
         @device_function
@@ -161,7 +157,7 @@ def _make_rows(config: Config):
             m = int32(0)
             while m < rows:
                 for z in range(slabs_a_round):
-                    take_values(values, sums.total if exact else sums.acc, m // slab)
+                    take_slab(values, sums.total if exact else sums.acc, m // slab)
                     if z < slabs_a_round - 1:
                         stage_rows(values, int32(0), int32(slab), int32(z * slab), staging, offset, thread)
                         m = int32(m + slab)

@@ -27,7 +27,7 @@ from .vectors import Staged, make_whole_vectors, make_write_vectors
 SIZE, SOURCE, DUE = 0, 1, 2  # of Leaving.held
 
 
-class Tile(NamedTuple):
+class Rounds(NamedTuple):
     """What the rounds of a tile share."""
 
     sums: object
@@ -94,27 +94,18 @@ def make_write(config: Config):
 
 def make_bulk_store(config: Config):
     """Build Epilogue.store, for tiles in one sample, and ``finish``."""
-    tile, exact, buffers_of_round = config.tile, config.tile.parts == 2, config.buffers
+    tile, exact = config.tile, config.tile.operand_halves == 2
     channels, tile_channels = config.bulk_channels, config.tile.channels
     span, itemsize, spreads = tile.span, tile.out_dtype.itemsize, config.spreads
     vector = 16 // itemsize
     rounds = tile_channels // channels
-    matrices, buffer_bytes = tile.rows // 8 // rounds, config.buffer_bytes
+    matrices = tile.rows // 8 // rounds
     stage, write, write_vectors = make_stage(config, matrices), make_write(config), make_write_vectors(config)
     column_of_lane = device_function(column_of)
     pitch_of, (_, at_once) = make_pitch(config), make_hand_over(config)
-    wait_for_buffer, wait_for_all = cp_async_bulk_wait_read(buffers_of_round - 1), cp_async_bulk_wait_read(0)
-    by_lanes = config.by_lanes
+    wait_for_all, by_lanes = cp_async_bulk_wait_read(0), config.by_lanes
 
-    @device_function
-    def narrow(shared, as_stored):
-        return as_stored
-
-    @device_function
-    def wide(shared, as_stored):
-        return shared
-
-    as_outputs = wide if tile.wide_outputs else narrow
+    wide = tile.wide_outputs
 
     @device_function
     def leave(leaving):
@@ -127,18 +118,18 @@ def make_bulk_store(config: Config):
         if spreads:
             leave(tile.leaving)
         if not by_lanes:
-            wait_for_buffer()
+            wait_for_all()
         barrier_sync(thread.team + 1, 128)
         run = tile.run + number * (channels * out.length)
         begin = int32(int32(run + out.alignment.shift) & (vector - 1))
-        moved = int32(begin * itemsize + number % buffers_of_round * buffer_bytes)
+        moved = int32(begin * itemsize)
         extras_at = int32(buffers.shared.base + buffers.extras_at + number * (channels * 4))
         stage(int32(number * matrices), tile.sums, int32(tile.column + moved), extras_at, thread.lane,
               int32(tile.pitch * itemsize), begin)  # fmt: skip
         if not by_lanes:
             fence_async()
         barrier_sync(thread.team + 1, 128)
-        shared = as_outputs(buffers.shared.words, buffers.shared.elements)
+        shared = buffers.shared.words if wide else buffers.shared.elements
         staged = Staged(shared, buffers.shared.base, int32(buffers.at + moved), tile.pitch, run,
                         tile.place.channels_left - number * channels, tile.place.extent)  # fmt: skip
         if by_lanes:
@@ -159,7 +150,7 @@ def make_bulk_store(config: Config):
             st_shared_f32(int32(buffers.shared.base + buffers.extras_at + number * 4), extra)
         column = column_of_lane(thread.warp, thread.lane, 0, 0)
         column = int32(buffers.shared.base + buffers.at + column * (span * itemsize))
-        store_rounds(int32(0), Tile(sums.total if exact else sums.acc, column, buffers, leaving, out, place, run,
+        store_rounds(int32(0), Rounds(sums.total if exact else sums.acc, column, buffers, leaving, out, place, run,
                                     pitch_of(out.length), thread))  # fmt: skip
 
     @device_function

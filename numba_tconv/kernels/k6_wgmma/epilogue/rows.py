@@ -10,7 +10,7 @@ from numba_tconv.ptx import barrier_sync, device_function, ld_shared, recomputed
 
 
 def make_store_rows(config: Config):
-    tile, exact = config.tile, config.tile.parts == 2
+    tile, exact = config.tile, config.tile.operand_halves == 2
     pitch, column_of_lane = tile.pitch, device_function(column_of)
     add_biases = _make_add_biases(config)
     store = make_store_rounds(tile, STORE_WARPS, _make_stage(config), config.round_buffers, config.round_bytes)

@@ -175,7 +175,7 @@ def _make_rows(config: Config):
 def make_pieces(config: Config) -> Pieces:
     tile, (load_extras, staged) = config.tile, _make_rows(config)
     itemsize, sums, halves = tile.out_dtype.itemsize, tile.rows // 2, tile.out_dtype.itemsize == 2
-    span = tile.span if tile.empty_slots else 1  # gaps get the bias
+    span = tile.span if tile.has_gaps else 1  # gaps get the bias
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
 
     @device_function

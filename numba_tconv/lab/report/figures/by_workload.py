@@ -16,9 +16,7 @@ LINE = 0.19  # inches
 
 
 def shares(rows: list[Row]) -> Figure:
-    """Shares of the roofline that rungs, cuDNN and conv1d reach, a line for each workload.
-
-    A bar joins torch's best and ours; the factor between them stands at the right."""
+    """Shares of the roofline that rungs, cuDNN and conv1d reach, a line for each workload."""
     rows = [row for row in rows if row.roofline is not None and drawn(row)]
     names = workloads(rows)
     figure = Figure(figsize=(7.5, 1.3 + LINE * len(names)), layout="constrained")

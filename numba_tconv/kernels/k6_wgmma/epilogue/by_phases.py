@@ -52,8 +52,8 @@ def make_place(config: Config):
     return outputs_of
 
 
-def make_part_store(config: Config):
-    tile, exact, half = config.tile, config.tile.parts == 2, config.tile.rows // 2
+def make_phases_store(config: Config):
+    tile, exact, half = config.tile, config.tile.operand_halves == 2, config.tile.rows // 2
     matrices, even_stride, halves = tile.rows // 8, tile.stride % 2 == 0, tile.out_dtype.itemsize == 2
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
     store_type, count = ELEMENTS[tile.out_dtype].store, 2 * tile.out_dtype.itemsize // 4

@@ -16,7 +16,7 @@ from numba_tconv.kernels.common.tensor_core.outputs import Place, Thread
 from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.arguments import Sums
-from numba_tconv.kernels.k6_wgmma.epilogue import part as k6_part
+from numba_tconv.kernels.k6_wgmma.epilogue import by_phases as k6_part
 from tests.kernels.test_tensor_store import cast_quickly, expected, output_of
 from tests.thorough import thorough
 
@@ -89,7 +89,7 @@ def test_every_output_is_its_own_sum(in_python, case, precision, wide, shift):
     assert config.buffers == config.staging_bytes == 0
     tile, (first, columns) = config.tile, k6_config.sample_columns(p, config)
     state.shift = shift
-    y, store = state.Output(), k6_part.make_part_store(config)
+    y, store = state.Output(), k6_part.make_phases_store(config)
     out = output_of(p, y, config, alignment_of(shift * tile.out_dtype.itemsize, p, tile))
     for row_tile in range(tile.row_tiles(p)):
         row, co = row_tile % tile.row_parts * tile.phases, row_tile // tile.row_parts
@@ -118,5 +118,5 @@ def test_split_operands_leave_from_their_own_sums(in_python):
     zeros, total = [0.0] * config.tile.rows, [1.5] * config.tile.rows
     for warp, lane in np.ndindex(WARPS, LANES):
         place = Place(0, 0, 0, 0, 1, None, None)
-        k6_part.make_part_store(config)(Sums(zeros, total, None, None), out, place, 0.0, Thread(0, warp, lane))
+        k6_part.make_phases_store(config)(Sums(zeros, total, None, None), out, place, 0.0, Thread(0, warp, lane))
     assert set(y.values()) == {1.5}
