@@ -5,7 +5,7 @@ import pytest
 from numba import cuda
 
 from numba_tconv.kernels.k6_wgmma.arguments import Grid
-from numba_tconv.kernels.k6_wgmma.choose import choose_whole, grid
+from numba_tconv.kernels.k6_wgmma.choose import blocks_and_band, choose_whole
 from numba_tconv.kernels.k6_wgmma.schedule import make_follow, make_schedule
 from numba_tconv.kernels.k6_wgmma.tile import CONSUMERS
 from numba_tconv.lab.measure import workloads
@@ -24,7 +24,7 @@ tiles = pytest.mark.parametrize(
 @tiles
 def test_every_tile_has_one_block(which, row_tiles, column_tiles, multiprocessors):
     config = choose_whole(workloads.get(which[0]).problem, which[1])
-    blocks, band = grid(config, row_tiles, column_tiles, multiprocessors)
+    blocks, band = blocks_and_band(config, row_tiles, column_tiles, multiprocessors)
     assert blocks <= max(multiprocessors, row_tiles)
     turns, locate, *_ = make_schedule(config)
     taken = np.zeros((row_tiles, column_tiles + config.regions), dtype=np.int64)
@@ -47,7 +47,7 @@ def test_every_tile_has_one_block(which, row_tiles, column_tiles, multiprocessor
 @pytest.mark.parametrize("columns", [24, 1000])  # of a sample: less than a tile, and some tiles
 def test_a_warpgroup_goes_from_each_of_its_tiles_to_the_next(which, row_tiles, column_tiles, multiprocessors, columns):
     config = choose_whole(workloads.get(which[0]).problem, which[1])
-    blocks, band = grid(config, row_tiles, column_tiles, multiprocessors)
+    blocks, band = blocks_and_band(config, row_tiles, column_tiles, multiprocessors)
     paired, advance = config.paired, config.tile.advance
     turns_on = 1 if paired else CONSUMERS
     schedule = make_schedule(config)

@@ -147,16 +147,11 @@ def _make_load_weights(config: Config):
     return load_weights
 
 
-@cache
-def make_kernel(config: Config) -> Kernel:
-    element, taps = ELEMENTS[config.dtype], config.taps
-    load, store, accumulator, storage = element.load, element.store, element.accumulator, element.storage
-    stride, rows, taps_per_row, tap_step = taps.stride, taps.rows, taps.taps_per_row, taps.step
-    lanes, teams, active, step = config.lanes, config.threads // config.lanes, config.active, config.step
-    vector, all_families, halo, keeps_weights = config.vector, config.families, config.halo, config.keeps_weights
-    in_per_group, out_per_group, ragged = config.in_per_group, config.out_per_group, is_ragged(taps)
-    registers = config.weights if keeps_weights else 1
-    fill, aim, load_weights = make_fill(config), make_aim(config), _make_load_weights(config)
+def _make_add_products(config: Config):
+    accumulator, load, taps = ELEMENTS[config.dtype].accumulator, ELEMENTS[config.dtype].load, config.taps
+    taps_per_row, tap_step, rows, ragged = taps.taps_per_row, taps.step, taps.rows, is_ragged(taps)
+    vector, all_families, in_per_group = config.vector, config.families, config.in_per_group
+    keeps_weights = config.keeps_weights
 
     @device_function
     def add_products(total, part, shared, weights, w, families, offset, width):
@@ -182,6 +177,12 @@ def make_kernel(config: Config) -> Kernel:
             for z in range(vector):
                 total[z] += part[z]
 
+    return add_products
+
+
+def _make_store_outputs(config: Config):
+    store, vector = ELEMENTS[config.dtype].store, config.vector
+
     @device_function
     def store_outputs(y, target, out, total, skip, outputs_left):
         for z in range(vector):
@@ -192,6 +193,20 @@ def make_kernel(config: Config) -> Kernel:
             for z in range(vector):
                 if z >= skip and z < outputs_left:
                     y[uint64(target + z)] = out[z]
+
+    return store_outputs
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    element, stride = ELEMENTS[config.dtype], config.taps.stride
+    load, accumulator, storage = element.load, element.accumulator, element.storage
+    lanes, teams, active, step = config.lanes, config.threads // config.lanes, config.active, config.step
+    vector, all_families, halo, keeps_weights = config.vector, config.families, config.halo, config.keeps_weights
+    in_per_group, out_per_group = config.in_per_group, config.out_per_group
+    registers = config.weights if keeps_weights else 1
+    fill, aim, load_weights = make_fill(config), make_aim(config), _make_load_weights(config)
+    add_products, store_outputs = _make_add_products(config), _make_store_outputs(config)
 
     def depthwise(x, w, bias, y, sizes, row_count, passes, width):
         shared = cuda.shared.array(0, dtype=accumulator)

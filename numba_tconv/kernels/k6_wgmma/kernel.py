@@ -5,7 +5,7 @@
 
 * schedule.py, producer.py, windows.py: fill the ring, by boxes.py or, where samples share a window, fill.py.
 * unpacked.py: producers order weights that no kernel has packed.
-* consumer.py, operands.py, mainloop.py: a lane's window, of its four columns and those before, serves all taps.
+* consumer.py, operands.py, mainloop.py: a lane's window serves all taps.
 * epilogue/: stages sums and writes aligned runs.
 * input.py copies what no tensor map describes. tail.py computes a lone last column.
 

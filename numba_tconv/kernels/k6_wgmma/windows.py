@@ -38,8 +38,6 @@ def make_window_start(config: Config, integer=int64):
 
 
 class Tiles(NamedTuple):
-    """Column tiles, an element each."""
-
     sample: object
     column: object
 

@@ -67,7 +67,7 @@ def make(name: str, batch: int, seconds: float) -> tuple[nn.Module, torch.Tensor
 def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
     """``call`` as a replayed CUDA graph, which reads the memory of ``model`` and ``x``.
 
-    Without Qwen2.5-Omni's scaling and copy: no graph holds them. EnCodec's and Mimi's integer buffers, which
+    Without Qwen2.5-Omni's scaling, which no graph holds. EnCodec's and Mimi's integer buffers, which
     Python reads, are on the CPU meanwhile.
     """
     with contextlib.ExitStack() as patches:
