@@ -252,7 +252,7 @@ def test_other_tiles_are_staged_and_stored_round_by_round(monkeypatch, workload)
 def test_runs_are_kept_for_all_rounds_if_these_begin_alike(monkeypatch, length, missing, alike):
     """Else each round, whose channels begin elsewhere in a sector or are fewer, has its own."""
     p = workloads.get("dac_u1").problem
-    config = next(c for c in k6_config.configs(p, "tf32") if not (c.tile.part or c.bulk_channels or c.by_rows))
+    config = next(c for c in k6_config.configs(p, "tf32") if not (c.tile.by_phases or c.bulk_channels or c.by_rows))
     tile, done = config.tile, []
 
     def prepare(runs, first, out, staging, place, thread):
