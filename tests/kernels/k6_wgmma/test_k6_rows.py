@@ -269,7 +269,7 @@ def test_runs_are_kept_for_all_rounds_if_these_begin_alike(monkeypatch, length, 
     out = SimpleNamespace(alignment=SimpleNamespace(offset=0), length=length)
     place = Place(0, 0, 0, 16, tile.channels - missing, None, None)
     buffers, sums = Buffers(Shared(None, None, 0), 0, 0, None, None), Sums(range(tile.rows), None, [], None)
-    k6_epilogue._make_rows(config)(store, True)(sums, None, buffers, out, place, 0.0, Thread(0, 0, 0))
+    k6_epilogue._make_by_rounds(config)(store, True)(sums, None, buffers, out, place, 0.0, Thread(0, 0, 0))
     expected = [("runs", 16, tile.channels - missing)]
     for c in range(0, tile.channels, tile.round_channels):
         left = 16 + c, tile.channels - missing - c
