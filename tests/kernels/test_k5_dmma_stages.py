@@ -85,7 +85,7 @@ def test_every_stage_of_the_ring_is_multiplied_once_and_handed_back(monkeypatch,
     monkeypatch.setattr(k5_dmma_ring, "mbarrier_arrive", lambda bar: arrivals.append(bar))
     monkeypatch.setattr(k5_dmma_ring, "kernel_of", lambda name, function, *_: function)
     kernel = k5_dmma_ring.make_kernel.__wrapped__(replace(c, ragged=True))
-    grid = SimpleNamespace(row_tiles=1, tap_chunks=chunks, channel_chunks=fulls, last_taps=1, columns=int(live))
+    grid = SimpleNamespace(row_tiles=1, tap_chunks=chunks, channel_chunks=fulls, full_phases=1, columns=int(live))
     sizes = SimpleNamespace(in_per_group=1, batch=1)
     kernel(SimpleNamespace(stride_c=1), None, None, None, sizes, grid)
 

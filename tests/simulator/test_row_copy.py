@@ -8,7 +8,7 @@ from numba_tconv.kernels.common.tensor_map import lies_in_rows
 from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import input as k6_input
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.boxes import Rows
+from numba_tconv.kernels.k6_wgmma.boxes import RowAlignment
 from numba_tconv.lab.measure import workloads
 from numba_tconv.runtime.layout import Layout
 from tests.thorough import thorough
@@ -92,7 +92,7 @@ def test_copies_are_laid_out_as_told():
     for config in (k6_choose.choose_whole(head, "tf32"), joined):
         told = k6_input.input_of(x.shape, x.stride(), 0, config, 1, (0, 16))
         copy = told.copy(x)
-        assert (tuple(copy.shape), copy.stride(), told.rows) == (told.shape, told.strides, Rows())
+        assert (tuple(copy.shape), copy.stride(), told.rows) == (told.shape, told.strides, RowAlignment())
         if not config.joined:
             assert torch.equal(copy, x)
 

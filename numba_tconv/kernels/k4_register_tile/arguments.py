@@ -19,7 +19,7 @@ class Grid(NamedTuple):
     row_tiles: int
     tap_chunks: int
     channel_chunks: int
-    last_taps: int  # phases with the last tap
+    full_phases: int  # phases with the last tap
 
 
 class Block(NamedTuple):

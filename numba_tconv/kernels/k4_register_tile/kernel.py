@@ -123,7 +123,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         group_offset = group * sizes.in_per_group * x.stride_c
         tile_offset = int64(cuda.blockIdx.x) * total * w_stage
         block = Block(shared, base, offsets, start, first_column, group_offset, tile_offset, total)
-        tails = tails_of(lane, int32(grid.last_taps - row_tile % row_parts * phases)) if ragged else int32(-1)
+        tails = tails_of(lane, int32(grid.full_phases - row_tile % row_parts * phases)) if ragged else int32(-1)
         # Warps behind the last column do not multiply.
         live = first_column + lane.column // warp_columns * warp_columns < sizes.batch * grid.columns
         griddepcontrol_wait()  # for packed weights

@@ -18,7 +18,7 @@ class Multiply(NamedTuple):
     window: int
     weights: int
     lane_of: Callable  # (thread): Lane
-    tails_of: Callable  # (lane, last_taps): a bit for each row of a phase below ``last_taps``
+    tails_of: Callable  # (lane, full_phases): a bit for each row of a phase below ``full_phases``
     multiply: Callable  # (registers, stage, tails): adds a stage's products
     put: Callable  # (shared, sums, results, lane): stages the sums; ``results``: a vector
 
@@ -92,11 +92,11 @@ def make_multiply(config: Config) -> Multiply:
                 in_window, in_weights, c = int32(in_window + x_row), int32(in_weights + w_row), int32(c + 1)
 
     @device_function
-    def tails_of(lane, last_taps):
+    def tails_of(lane, full_phases):
         tails = int32(0)
         for m in range(thread_m):
             row = lane.row + m // vector * (vector * lanes_m) + m % vector
-            if (row // channels if apart else row % phases) < last_taps:
+            if (row // channels if apart else row % phases) < full_phases:
                 tails |= int32(1 << m)
         return tails
 

@@ -61,7 +61,7 @@ def plan_of(
             row_tiles=row_tiles,
             tap_chunks=config.tap_chunks(p),
             channel_chunks=config.channel_chunks(p),
-            last_taps=t.kernel_size - (t.taps_per_row - 1) * t.rows,
+            full_phases=t.kernel_size - (t.taps_per_row - 1) * t.rows,
         ),
         early=device.spreads_early(math.prod(grid), kernel.shared_bytes, packing.blocks),
     )

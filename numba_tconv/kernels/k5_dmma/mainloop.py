@@ -73,8 +73,8 @@ def make_multiply(config: Config) -> Multiply:
             c = recomputed(int32(c + at_once * fours * CHANNELS))  # unrolled, it would spill
 
     @device_function
-    def tails_of(lane, last_taps):
-        return int32(-1) if last_taps > 0 else int32(0)  # ragged rows are of one phase
+    def tails_of(lane, full_phases):
+        return int32(-1) if full_phases > 0 else int32(0)  # ragged rows are of one phase
 
     @device_function
     def put(shared, sums, results, lane):

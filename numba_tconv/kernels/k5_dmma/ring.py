@@ -141,7 +141,7 @@ def make_kernel(config: Config) -> Kernel:
             )
             for s in range(sums):
                 registers.sums[s] = float64(0)
-            tails = tails_of(lane, int32(grid.last_taps - row_tile % row_parts * phases)) if ragged else int32(-1)
+            tails = tails_of(lane, int32(grid.full_phases - row_tile % row_parts * phases)) if ragged else int32(-1)
             live = first_column + lane.column // warp_columns * warp_columns < sizes.batch * grid.columns
             slot, parity, left = int32(0), int32(0), total
             while left > 0:

@@ -22,7 +22,7 @@ class TensorMap(NamedTuple):
 class Window(NamedTuple):
     """A window in shared memory (boxes.py), in bytes."""
 
-    alike_log: int  # log2 of boxes.Rows.alike
+    alike_log: int  # log2 of boxes.RowAlignment.alike
     pitch: int  # between rows of a box
     shear: int  # between channels' starts in their rows
     region: int  # a window

@@ -23,8 +23,8 @@ SPARE = 32  # most elements added against bank conflicts
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The alignment of an input's rows."""
+class RowAlignment:
+    """Of an input."""
 
     alike: int = 1  # rows to the next of the same alignment
     shear: int = 0  # elements between rows' starts, modulo 16 bytes
@@ -32,9 +32,9 @@ class Rows:
 
 
 @lru_cache(maxsize=1024)
-def geometry(config: Config, rows: Rows | None) -> Window:
+def geometry(config: Config, rows: RowAlignment | None) -> Window:
     """A stage's windows; ``rows`` None (filled row by row) counts as aligned."""
-    rows, tile = rows or Rows(), config.tile
+    rows, tile = rows or RowAlignment(), config.tile
     itemsize = tile.itemsize
     pitch = (config.pitch if rows.aligned else _pitch(config, rows)) * itemsize
     region = config.region(pitch)
@@ -43,7 +43,7 @@ def geometry(config: Config, rows: Rows | None) -> Window:
     return Window(rows.alike.bit_length() - 1, pitch, rows.shear * itemsize, region, stage_bytes, stages)
 
 
-def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: int) -> Rows | None:
+def row_alignment(shape: tuple, strides: tuple, offset: int, config: Config, groups: int) -> RowAlignment | None:
     """The alignment of an input (N, C_in, L), or None if no tensor map describes it.
 
     ``strides``: in elements. ``offset``: bytes past a 16-byte boundary."""
@@ -55,27 +55,27 @@ def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: i
     if not alike or in_part % alike:
         return None  # a box would pass the last channel, or span split-K parts
     aligned = alike == 1 and not offset and tile.chunk_shift % vector == 0
-    rows = Rows(alike, strides[1] % vector if alike > 1 else 0, aligned)
+    rows = RowAlignment(alike, strides[1] % vector if alike > 1 else 0, aligned)
     if alike > 1 and rows.shear == strides[1]:
         return None  # rows would overlap
     return rows if aligned or _narrowest(config, rows) <= LARGEST_BOX else None
 
 
-def _narrowest(config: Config, rows: Rows) -> int:
+def _narrowest(config: Config, rows: RowAlignment) -> int:
     """The fewest elements of a box's row."""
     vector = ALIGNMENT // config.tile.itemsize
     return -(-(config.width + vector - 1 + (rows.alike - 1) * rows.shear) // vector) * vector
 
 
 @lru_cache(maxsize=1024)
-def _pitch(config: Config, rows: Rows) -> int:
+def _pitch(config: Config, rows: RowAlignment) -> int:
     """Elements of a box's row, against bank conflicts."""
     narrowest, vector = _narrowest(config, rows), ALIGNMENT // config.tile.itemsize
     pitches = range(narrowest, min(narrowest + SPARE, LARGEST_BOX) + 1, vector)
     return min(pitches, key=lambda pitch: wavefronts(config, rows, pitch))
 
 
-def wavefronts(config: Config, rows: Rows, pitch: int) -> int:
+def wavefronts(config: Config, rows: RowAlignment, pitch: int) -> int:
     """Wavefronts of a warp's first load; ``pitch`` in elements."""
     itemsize = config.tile.itemsize
     words = max(1, gcd(4, rows.shear) * itemsize // 4)
@@ -90,7 +90,7 @@ def wavefronts(config: Config, rows: Rows, pitch: int) -> int:
     return sum(max(len(taken[turn, bank]) for bank in range(32)) for turn in range(words))
 
 
-def template_map(shape: tuple, strides: tuple, offset: int, config: Config, rows: Rows) -> tuple[int, ...]:
+def template_map(shape: tuple, strides: tuple, offset: int, config: Config, rows: RowAlignment) -> tuple[int, ...]:
     """An input's tensor map as 64-bit words, without address."""
     (batch, channels, length), itemsize = shape, config.tile.itemsize
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)

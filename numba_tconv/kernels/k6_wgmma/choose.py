@@ -39,10 +39,10 @@ LARGE_WEIGHTS, FEW_PAIRS = 1 << 25, 2  # unpacked: from so many bytes on, up to 
 
 def blocks_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
     """Blocks, about one a multiprocessor; resident: as many for each row tile."""
-    groups = -(-column_tiles // config.regions)
+    pairs = -(-column_tiles // config.regions)
     if config.resident:
-        return row_tiles * max(1, min(multiprocessors // row_tiles, groups))
-    return min(multiprocessors, groups * row_tiles)
+        return row_tiles * max(1, min(multiprocessors // row_tiles, pairs))
+    return min(multiprocessors, pairs * row_tiles)
 
 
 def blocks_and_band(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from numba_tconv.kernels.common.rows import copied, to_rows
 from numba_tconv.kernels.common.split_sums import split
 from numba_tconv.kernels.common.tensor_map import row_pitch
 
-from .boxes import Rows, rows_of
+from .boxes import RowAlignment, row_alignment
 from .tile import Config, sample_columns
 
 COPY, FILL = 0.004, 0.0015  # ms: launch; more if joined
@@ -24,12 +24,12 @@ BANDWIDTH = 1.5e9  # bytes a millisecond
 
 @dataclass(frozen=True)
 class Input:
-    """An input as k6 reads it, after ``copy``; fields as in ``rows_of``."""
+    """An input as k6 reads it, after ``copy``; fields as in ``row_alignment``."""
 
     shape: tuple
     strides: tuple
     offset: int
-    rows: Rows | None
+    rows: RowAlignment | None
     copy: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
@@ -50,12 +50,14 @@ def input_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: 
     if config.joined:
         row = batch * samples[1]
         joined = (1, channels, row), (channels * row, row, 1), 0
-        return Input(*joined, rows_of(*joined, config, groups), partial(join, first=samples[0], columns=samples[1]))
-    if rows := rows_of(shape, strides, offset, config, groups):
+        return Input(
+            *joined, row_alignment(*joined, config, groups), partial(join, first=samples[0], columns=samples[1])
+        )
+    if rows := row_alignment(shape, strides, offset, config, groups):
         return Input(shape, strides, offset, rows)
     pitch, contiguous = row_pitch(length, config.tile.itemsize), (channels * length, length, 1)
     in_rows = shape, (channels * pitch, pitch, 1), 0
-    if rows := rows_of(*in_rows, config, groups):
+    if rows := row_alignment(*in_rows, config, groups):
         return Input(*in_rows, rows, to_rows)
     if strides != contiguous:
         return Input(shape, contiguous, 0, None, to_contiguous)

@@ -195,7 +195,7 @@ class WarpgroupMatrix(TensorRung):
         packing, launch, tail, copy, second = plan.packing, plan.launch, plan.tail, plan.copy, plan.second
         maps_room, ordinary = room((plan.map_bytes,), torch.uint8, x.index), launch.ordinary
 
-        def fill(x, w, bias, y):
+        def launch_all(x, w, bias, y):
             # The launch writes maps before packing ends: packing must not read that memory.
             maps = maps_room()
             packed, now = packed_weights(w, packing) if packing else (w, False)
@@ -203,8 +203,8 @@ class WarpgroupMatrix(TensorRung):
             if tail:
                 tail(x, packed, bias, y)
 
-        def fill_from_copy(x, w, bias, y):
-            fill(copy(x), w, bias, y)
+        def launch_on_copy(x, w, bias, y):
+            launch_all(copy(x), w, bias, y)
 
-        fill_whole = fill_from_copy if copy else fill
-        return taking_bias(second.after(fill_whole, x.index) if second else fill_whole, bias)
+        launch_whole = launch_on_copy if copy else launch_all
+        return taking_bias(second.after(launch_whole, x.index) if second else launch_whole, bias)

@@ -30,10 +30,10 @@ def make_schedule(config: Config) -> Schedule:
     @device_function
     def turns(grid):
         block, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
-        groups = quotient(grid.column_tiles + together - 1, together)
+        pairs = quotient(grid.column_tiles + together - 1, together)
         if resident:
-            return quotient(groups - quotient(block, grid.row_tiles) - 1, quotient(blocks, grid.row_tiles)) + 1
-        return quotient(groups * grid.row_tiles - block - 1, blocks) + 1
+            return quotient(pairs - quotient(block, grid.row_tiles) - 1, quotient(blocks, grid.row_tiles)) + 1
+        return quotient(pairs * grid.row_tiles - block - 1, blocks) + 1
 
     @device_function
     def locate(turn, grid):
@@ -42,10 +42,10 @@ def make_schedule(config: Config) -> Schedule:
         if resident:
             rank = quotient(block, row_tiles)
             return int32(block - rank * row_tiles), int32((rank + turn * quotient(blocks, row_tiles)) * together)
-        groups = quotient(grid.column_tiles + together - 1, together)
+        pairs = quotient(grid.column_tiles + together - 1, together)
         rank = int32(block + turn * blocks)
         first = quotient(rank, band * row_tiles)
-        rest, here = int32(rank - first * (band * row_tiles)), int32(min(band, groups - first * band))
+        rest, here = int32(rank - first * (band * row_tiles)), int32(min(band, pairs - first * band))
         row_tile = quotient(rest, here)
         return row_tile, int32((first * band + rest - row_tile * here) * together)
 

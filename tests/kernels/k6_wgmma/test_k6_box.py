@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma import boxes as k6_box
-from numba_tconv.kernels.k6_wgmma.boxes import ALIGNMENT, LARGEST_BOX, Rows, geometry, place, rows_of, wavefronts
+from numba_tconv.kernels.k6_wgmma.boxes import (
+    ALIGNMENT,
+    LARGEST_BOX,
+    RowAlignment,
+    geometry,
+    place,
+    row_alignment,
+    wavefronts,
+)
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole
 from numba_tconv.kernels.k6_wgmma.operands import make_beyond
 from numba_tconv.kernels.k6_wgmma.schedule import make_schedule
@@ -41,8 +49,8 @@ configs = pytest.mark.parametrize("which", CONFIGS, ids=" ".join)
 def all_rows(config):
     """Every layout of rows: those that begin alike are 2, 4 or 8 apart, with any fitting shear."""
     vector = ALIGNMENT // config.tile.itemsize
-    sheared = [Rows(vector // gcd(shear, vector), shear, False) for shear in range(1, vector)]
-    return [Rows(), Rows(aligned=False), *sheared]
+    sheared = [RowAlignment(vector // gcd(shear, vector), shear, False) for shear in range(1, vector)]
+    return [RowAlignment(), RowAlignment(aligned=False), *sheared]
 
 
 def fetch(tensor_map, at):
@@ -72,7 +80,7 @@ def test_a_window_stands_where_the_lanes_read_it(which, data):
     channels = 8 * data.draw(st.integers(1, 5))
     shape, strides = (2, channels, length), (channels * stride, stride, 1)
     offset = data.draw(st.integers(0, vector - 1))
-    rows = rows_of(shape, strides, offset * itemsize, config, 1)
+    rows = row_alignment(shape, strides, offset * itemsize, config, 1)
     if rows is None:
         assert stride < vector, "rows that overlap in the map"
         return
@@ -114,17 +122,17 @@ def test_what_no_box_holds():
 
     def rows(channels, stride, groups=1, splits=1, offset=0, last=1, depths=1):
         shape, strides = (1, channels, 1000), (8 * channels * stride, stride, last)
-        return rows_of(shape, strides, offset, replace(config, splits=splits, depths=depths), groups)
+        return row_alignment(shape, strides, offset, replace(config, splits=splits, depths=depths), groups)
 
-    assert rows(64, 1000) == Rows()
-    assert rows(64, 1000, offset=2) == Rows(aligned=False)
-    assert rows(64, 1001) == Rows(8, 1, False)
-    assert rows(64, 1004) == Rows(2, 4, False)
-    assert rows(68, 1004) == Rows(2, 4, False)
+    assert rows(64, 1000) == RowAlignment()
+    assert rows(64, 1000, offset=2) == RowAlignment(aligned=False)
+    assert rows(64, 1001) == RowAlignment(8, 1, False)
+    assert rows(64, 1004) == RowAlignment(2, 4, False)
+    assert rows(68, 1004) == RowAlignment(2, 4, False)
     assert rows(68, 1001) is None, "rows behind the last one"
-    assert rows(48, 1001, splits=6) == Rows(8, 1, False)
+    assert rows(48, 1001, splits=6) == RowAlignment(8, 1, False)
     assert rows(48, 1001, splits=4) is None, "a part that begins with another row than the first of eight"
-    assert rows(48, 1001, groups=3) == Rows(8, 1, False)
+    assert rows(48, 1001, groups=3) == RowAlignment(8, 1, False)
     assert rows(48, 1001, groups=2) is None, "a stage would take channels of the next group"
     assert rows(48, 1001, groups=3, depths=2) is None, "the same"
     assert rows(64, 7) is None, "a distance of nothing"
@@ -142,7 +150,7 @@ def test_stages_fit_into_the_ring(which):
         assert 2 <= g.stages <= config.stages
         assert g.stages * g.stage_bytes <= config.ring_bytes
         assert config.regions * g.region <= g.stage_bytes
-    assert geometry(config, None) == geometry(config, Rows())
+    assert geometry(config, None) == geometry(config, RowAlignment())
 
 
 @configs

@@ -11,7 +11,7 @@ from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma import fill as k6_fill
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Origin, Samples
-from numba_tconv.kernels.k6_wgmma.boxes import Rows
+from numba_tconv.kernels.k6_wgmma.boxes import RowAlignment
 from tests.kernels.test_tensor_store import cast_quickly
 from tests.thorough import thorough
 
@@ -82,7 +82,7 @@ def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin
     config = k6_config.configs(problem, precision)[0]
     tile, (first, columns) = config.tile, config.tile.columns(problem)
     every = 16 // tile.itemsize
-    rows = Rows(every, problem.length % every, False) if early else None
+    rows = RowAlignment(every, problem.length % every, False) if early else None
     geometry = k6_box.geometry(config, rows)
     x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
     base, region = 1 << 20, 1 << 12

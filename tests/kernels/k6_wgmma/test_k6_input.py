@@ -8,7 +8,7 @@ import torch
 from numba_tconv.kernels.common import rows as row_copy
 from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import input as k6_input
-from numba_tconv.kernels.k6_wgmma.boxes import Rows
+from numba_tconv.kernels.k6_wgmma.boxes import RowAlignment
 from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
 
@@ -32,10 +32,10 @@ def test_what_a_map_describes_is_not_copied(precision):
     every = 4 if precision == "tf32" else 8
     assert taken(HEAD, precision, contiguous(1, 512, 88)).copy is None
     odd = taken(HEAD, precision, contiguous(1, 512, 87))
-    assert (odd.copy, odd.rows, odd.strides) == (None, Rows(every, 87 % every, False), (512 * 87, 87, 1))
+    assert (odd.copy, odd.rows, odd.strides) == (None, RowAlignment(every, 87 % every, False), (512 * 87, 87, 1))
     # No map describes samples that begin anywhere, or elements that lie apart, or more rows than fill its classes.
     apart = taken(HEAD, precision, ((1, 512, 87), (1, 1, 512), 0))
-    assert (apart.copy, apart.rows, apart.strides) == (row_copy.to_rows, Rows(), (512 * 88, 88, 1))
+    assert (apart.copy, apart.rows, apart.strides) == (row_copy.to_rows, RowAlignment(), (512 * 88, 88, 1))
     assert taken(HEAD, precision, contiguous(2, 513, 100_001)).copy == row_copy.to_rows
     assert taken(HEAD, precision, contiguous(1, 514, 100_001)).copy == row_copy.to_rows
     assert taken(HEAD, precision, ((1, 512, 100_000), (1, 1, 512), 0)).copy == row_copy.to_rows

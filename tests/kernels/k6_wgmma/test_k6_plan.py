@@ -57,7 +57,7 @@ def test_how_windows_are_fetched_follows_from_where_rows_begin(monkeypatch, leng
     p = Problem(2, 64, 64, 8, length, stride=4)
     config, (_, x, *_) = told(monkeypatch, p, offset=offset, y_offset=4)
     aligned = alike == 1 and offset == 0
-    rows = boxes.Rows(alike, length % 4 if alike > 1 else 0, aligned)
+    rows = boxes.RowAlignment(alike, length % 4 if alike > 1 else 0, aligned)
     g = boxes.geometry(config, rows)
     assert x.early == offset // 4
     assert x.window == (alike.bit_length() - 1, g.pitch, g.shear, g.region, g.stage_bytes, g.stages)

@@ -15,7 +15,7 @@ from numba_tconv.kernels.k6_wgmma import schedule as k6_schedule
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma import windows as k6_windows
 from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Grid, Input, Samples, Window
-from numba_tconv.kernels.k6_wgmma.boxes import Rows
+from numba_tconv.kernels.k6_wgmma.boxes import RowAlignment
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole
 from numba_tconv.kernels.k6_wgmma.unpacked import run_of, with_unpacked
 from tests.kernels.test_tensor_store import cast_quickly
@@ -140,7 +140,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     p, config = problem, choose_whole(problem, precision.split()[-1])
     config = with_unpacked(p, config) if precision.startswith("unpacked") else config
     vector = 16 // config.tile.itemsize
-    rows = Rows() if alike == 1 else Rows(alike, 3 * vector // alike, False)
+    rows = RowAlignment() if alike == 1 else RowAlignment(alike, 3 * vector // alike, False)
     tile, g = config.tile, k6_box.geometry(config, rows)
     (first, columns), column_tiles = k6_config.sample_columns(p, config), k6_config.column_tiles(p, config)
     group_tiles, tap_chunks = tile.row_tiles(p), tile.tap_chunks(p)

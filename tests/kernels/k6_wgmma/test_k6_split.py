@@ -10,7 +10,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.boxes import Rows, rows_of
+from numba_tconv.kernels.k6_wgmma.boxes import RowAlignment, row_alignment
 from numba_tconv.kernels.k6_wgmma.tile import SHARED_PER_BLOCK, column_tiles
 from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
@@ -83,13 +83,13 @@ def test_a_part_may_begin_wherever_boxes_do():
     shape, strides = (1, 1026, 512), (1026 * 512, 512, 1)
     config = replace(k6_choose.choose(ISTFT, "tf32"), splits=6)
     assert 1026 // 6 % config.tile.depth
-    assert rows_of(shape, strides, 0, config, 1) == Rows()
+    assert row_alignment(shape, strides, 0, config, 1) == RowAlignment()
     odd_rows = (1, 1028, 511), (1028 * 511, 511, 1)
-    assert rows_of(*odd_rows, 0, replace(config, splits=1), 1) == Rows(4, 3, False)
-    assert rows_of(*odd_rows, 0, replace(config, splits=4), 1) is None, "257 channels do not begin the first of four"
+    assert row_alignment(*odd_rows, 0, replace(config, splits=1), 1) == RowAlignment(4, 3, False)
+    assert row_alignment(*odd_rows, 0, replace(config, splits=4), 1) is None, "257 channels do not begin a set of four"
     odd_rows = (1, 1026, 511), (1026 * 511, 511, 1)
-    assert rows_of(*odd_rows, 0, config, 1) is None, "171 channels do not begin the first of four rows"
-    assert rows_of(shape, strides, 0, config, 2) is None
+    assert row_alignment(*odd_rows, 0, config, 1) is None, "171 channels do not begin the first of four rows"
+    assert row_alignment(shape, strides, 0, config, 2) is None
 
 
 def test_half_a_turn_of_the_unrolled_loop_may_be_of_the_next_part_but_of_no_other_group():
