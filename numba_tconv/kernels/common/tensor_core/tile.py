@@ -3,7 +3,7 @@
 Letters as in k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS; a column gives ``span`` outputs of each channel.
 
 * Whole: all rows of a channel, one run with interleaved phases.
-* Part: a long stride, no dilation. Rows are phases, columns runs.
+* By phases: a long stride, no dilation. Rows are phases, columns runs.
 * Single: one row of taps, where neighbouring phases are columns apart.
 
 A whole tile computes a few columns twice, so that runs begin and end on sectors, unless products outlast memory (not
