@@ -10,7 +10,7 @@ from numba_tconv.kernels.common.split_sums import split
 from numba_tconv.kernels.common.tensor_core.rung import by_vectors
 from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.boxes import rows_of
+from numba_tconv.kernels.k6_wgmma.boxes import row_alignment
 from numba_tconv.kernels.k6_wgmma.schedule import make_schedule
 from numba_tconv.kernels.k6_wgmma.windows import make_window_start
 from numba_tconv.runtime import device
@@ -37,7 +37,7 @@ def k6(case):
 
 def rows(case):
     x, offset = input_of(case)
-    return rows_of(x.shape, x.stride(), offset, k6(case), case.problem.groups)
+    return row_alignment(x.shape, x.stride(), offset, k6(case), case.problem.groups)
 
 
 def windows(case):
