@@ -35,7 +35,6 @@ def plan_of(
 
     Without ``config`` one is chosen; it stores single elements unless y is 16-byte aligned (``y_aligned``)."""
     given, config = config, config or choose(x, problem, device)
-    # No early launch: early blocks gather on few multiprocessors.
     second = second_stage(problem, x.dtype, config.splits, has_bias, device.launches_early)
     if second:
         has_bias, y_aligned = False, True
@@ -63,6 +62,7 @@ def plan_of(
             channel_chunks=config.channel_chunks(p),
             full_phases=t.kernel_size - (t.taps_per_row - 1) * t.rows,
         ),
+        # Else early blocks gather on few multiprocessors.
         early=device.spreads_early(math.prod(grid), kernel.shared_bytes, packing.blocks),
     )
     return packing, launch, second

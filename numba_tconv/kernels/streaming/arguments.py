@@ -33,7 +33,7 @@ class Stream(NamedTuple):
     readers: int  # blocks that read the same part of the state
 
 
-class Columns(NamedTuple):
+class MmaSizes(NamedTuple):
     """Sizes of a step on tensor cores, and its blocks."""
 
     batch: int

@@ -22,7 +22,7 @@ from numba_tconv.ptx import (
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
-from .arguments import Columns, Place, signature_of
+from .arguments import MmaSizes, Place, signature_of
 from .kernel import is_live
 from .mma_epilogue import make_keep, make_store
 from .mma_load import make_load_frames, make_load_weights
@@ -177,5 +177,5 @@ def make_kernel(config: Config) -> Kernel:
             cuda.syncthreads()
             keep_rest(steps, is_last, typed, base, state, mask, place, sizes)
 
-    signature = signature_of(storage, flat(types.int32), arguments(Columns))
+    signature = signature_of(storage, flat(types.int32), arguments(MmaSizes))
     return Kernel("streaming_mma", streaming_mma, signature, threads, config.shared_bytes, key=repr(config))

@@ -13,7 +13,7 @@ from numba_tconv.runtime.kernel import Prepared, alike
 from numba_tconv.runtime.layout import Layout
 
 from . import depthwise, mma_kernel, mma_tile, tickets, tile
-from .arguments import Columns, Mask, Stream
+from .arguments import Mask, MmaSizes, Stream
 from .kernel import make_kernel
 
 AnyConfig = tile.Config | mma_tile.Config | depthwise.Config
@@ -115,7 +115,7 @@ def _mma(p: Problem, config: mma_tile.Config, tensors: tuple, early: bool) -> tu
     groups, row_tiles, slot_tiles = mma_tile.blocks_of(p, config)
     count = groups * slot_tiles * -(-p.in_channels_per_group // config.stage_channels)
     slots = mma_tile.slots_of(config, p.length)
-    sizes = of_problem(Columns, p, frames=p.length, slots=slots, slot_tiles=slot_tiles, row_tiles=row_tiles)
+    sizes = of_problem(MmaSizes, p, frames=p.length, slots=slots, slot_tiles=slot_tiles, row_tiles=row_tiles)
     blocks, counters = groups * row_tiles * slot_tiles, alike((count,), torch.int32)
     launch = mma_kernel.make_kernel(config).prepare(blocks, *tensors, counters, sizes, early=early)
     return launch, count if config.kept and row_tiles > 1 else 0
