@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from tests.kernels.test_tensor_store import cast_quickly
 
-OTHER = 13
+OTHER = 29
 
 
 class Over(BaseException):
@@ -48,7 +48,7 @@ class Thread:
         self.stands_for = 1 if self.lane == 0 else 31
         self.ready, self.rank, self.ended = (lambda: True), block.rng.random(), False
         self.products = []  # under way: the shared memory that they read, of each group
-        self.stored, self.marks, self.at = [], set(), None  # at: what it waits for
+        self.stored, self.marks, self.views, self.at = [], set(), 0, None  # at: what it waits for
         self.go = threading.Semaphore(0)
         self.runs = threading.Thread(target=self.run, args=(function,), daemon=True)
         self.runs.start()
@@ -74,8 +74,8 @@ class Thread:
 
 
 class Block:
-    def __init__(self, number, blocks, seed=0):
-        self.number, self.blocks, self.rng = number, blocks, random.Random(seed)
+    def __init__(self, number, blocks, seed):
+        self.number, self.blocks, self.rng = number, blocks, random.Random(f"{seed} {number}")
         self.back, self.error, self.over, self.now = threading.Semaphore(0), None, False, None
         self.barriers, self.met, self.copies, self.memory, self.threads = {}, {}, [], Memory(), []
         self.words, self.marks, self.parties = {}, {}, {}

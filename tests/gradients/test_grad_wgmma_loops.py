@@ -95,7 +95,7 @@ def fake_operands(registers, check):
     return Operands(load, multiply, prepare, registers)
 
 
-def run(function, blocks, seed=0):
+def run(function, blocks, seed):
     """What some blocks' warpgroups stored."""
     for number in {*range(0, blocks, -(-blocks // 4)), blocks - 1}:
         block = state.block = Block(number, blocks, seed)
@@ -170,7 +170,8 @@ INPUT = {
 @pytest.mark.parametrize("case", INPUT)
 def test_grad_input(monkeypatch, case):
     p, precision, sheared, fields, splits = INPUT[case]
-    config = replace(chosen(input_choose.candidates(p, precision, sheared), fields), partial=splits > 1)
+    config = chosen(input_choose.candidates(p, precision, sheared), fields)
+    config = replace(config, partial=splits > 1, stages=3)  # the ring begins again in every tile
     c, alternate = config, config.alternate
     state.boxes, state.in_turn, dtype = 1, alternate, DTYPES[precision]
     g, w = Layout.contiguous(p.out_shape, dtype, NO_GPU), Layout.contiguous(p.weight_shape, dtype, NO_GPU)
@@ -213,7 +214,7 @@ def test_grad_input(monkeypatch, case):
     )
     position_tiles, channel_tiles, tiles = c.tiles(p)
     stages, channels = c.stages_of(p) // splits, p.in_channels_per_group
-    for number, stored in run(function, blocks):
+    for number, stored in run(function, blocks, case):
         own = range(number, tiles * splits, blocks)
         for team in range(CONSUMERS):
             wanted = []
@@ -241,13 +242,16 @@ def test_grad_input(monkeypatch, case):
 # grad_weight: problem, precision, every how many rows begin alike (0: planes), fields, splits.
 WEIGHT = {
     "own pairs": (Problem(5, 40, 48, 4, 300, stride=2, padding=1), "tf32", 1, dict(alternate=False, blocks=2), 3),
-    "alternate stages": (Problem(5, 40, 48, 4, 300, stride=2, padding=1), "tf32", 1, dict(alternate=True, blocks=2), 2),
+    "alternate stages, dilation": (
+        *(Problem(5, 40, 48, 4, 300, stride=2, dilation=3, padding=1), "tf32", 1),
+        *(dict(alternate=True, blocks=2), 2),
+    ),
     "own pairs, cleared, groups": (
         *(Problem(4, 80, 160, 8, 301, stride=4, padding=2, groups=2), "tf32", 4),
         *(dict(alternate=False, clears=2, blocks=1), 4),
     ),
     "alternate stages, cleared, padded pairs": (
-        *(Problem(5, 40, 64, 7, 301, stride=3, padding=3), "bf16", 2),
+        *(Problem(5, 40, 64, 15, 301, stride=7, padding=3), "bf16", 2),
         *(dict(alternate=True, clears=3, by_taps=False), 1),
     ),
     "own pairs, cleared, padded pairs, more splits than a sample's stages": (
@@ -273,7 +277,7 @@ WEIGHT = {
 @pytest.mark.parametrize("case", WEIGHT)
 def test_grad_weight(monkeypatch, case):
     p, precision, alike, fields, splits = WEIGHT[case]
-    config = chosen(weight_choose.candidates(p, precision, alike), fields)
+    config = replace(chosen(weight_choose.candidates(p, precision, alike), fields), stages=4)
     c, window, alternate, by_taps = config, config.window, config.alternate, config.by_taps
     state.boxes, state.in_turn, dtype = c.alike, False, DTYPES[precision]
     length, channels = (p.out_length, p.out_channels) if alike else (p.length + 8, p.out_channels * p.stride)
@@ -353,7 +357,7 @@ def test_grad_weight(monkeypatch, case):
     )
     assert blocks == splits * grid.tiles
     of_sample, all_stages = c.stages_of(p)
-    for number, stored in run(function, blocks):
+    for number, stored in run(function, blocks, case):
         split, (group, _, pairs, channel_tile) = number // grid.tiles, tile_of(number)
         own = range(split, all_stages, splits)
         for team in range(CONSUMERS):

@@ -159,6 +159,7 @@ def fake_window(config, first=0, end=None):
 def fake_view(config):
     def view_of(n, j, chunk, x, column, x_at):
         me = state.block.now
+        me.views += 1
         assert column == fragments.column_of(me.warp % 4, me.lane, 0, 0)
         return arguments.View(x_at, False, False, (n, j, chunk), (me.lane, me.warp % 4))
 
@@ -262,7 +263,7 @@ def kernel_in_python(monkeypatch, problem, config, more):
     return lambda: function(*given), blocks, packed
 
 
-def run_kernel(monkeypatch, problem, config, more, seed=0):
+def run_kernel(monkeypatch, problem, config, more, seed):
     """Tiles that were stored, and the weights."""
     function, blocks, packed = kernel_in_python(monkeypatch, problem, config, more)
     stored = []
@@ -282,6 +283,7 @@ def check_threads(block, config, x):
         consumes = thread.warp < 4 * CONSUMERS
         assert ("grow" in thread.marks) == consumes == ("shrink" not in thread.marks)
         assert {"waited", "launched"} <= thread.marks
+        assert thread.views == len(thread.stored) * state.given.grid.tap_chunks, "of each window once"
         if consumes and config.bulk_channels:
             assert ("finished", thread.warp // 4) in thread.marks
     assert sorted(block.marks.get("published", [])) == ([256, 256 + OTHER] if x.fetch.boxed else []), (

@@ -96,7 +96,7 @@ def wanted(problem, config, packed):
 @pytest.mark.parametrize("case", CASES)
 def test_every_tile_is_stored_once(monkeypatch, case):
     problem, config, more = CASES[case]
-    packed, stored = run_kernel(monkeypatch, problem, config, more)
+    packed, stored = run_kernel(monkeypatch, problem, config, more, case)
     expected, found = (sorted(tiles, key=lambda tile: tile[0]) for tiles in (wanted(problem, config, packed), stored))
     assert [place for place, _ in found] == [place for place, _ in expected]
     assert found == expected
@@ -107,7 +107,7 @@ def test_gaps_are_zero_before_threads_part(monkeypatch):
     problem, config = resident(Problem(2, 24, 16, 3, 700, stride=5), "tf32")
     assert config.tile.has_gaps
     function, blocks, _ = kernel_in_python(monkeypatch, problem, config, 0)
-    block, written = Block(0, blocks), []
+    block, written = Block(0, blocks, 0), []
     monkeypatch.setattr(state, "block", block)
 
     class Words:
