@@ -7,6 +7,8 @@ import threading
 from bisect import bisect_right
 from types import SimpleNamespace
 
+from numba import float32
+
 from tests.kernels.test_tensor_store import cast_quickly
 
 OTHER = 29
@@ -78,7 +80,7 @@ class Block:
         self.number, self.blocks, self.rng = number, blocks, random.Random(f"{seed} {number}")
         self.back, self.error, self.over, self.now = threading.Semaphore(0), None, False, None
         self.barriers, self.met, self.copies, self.memory, self.threads = {}, {}, [], Memory(), []
-        self.words, self.marks, self.parties = {}, {}, {}
+        self.words, self.elements, self.marks, self.parties = {}, {}, {}, {}  # words: float32's view of shared memory
 
     def run(self, function, warps):
         """Run ``function()`` in each of ``warps``' threads."""
@@ -175,7 +177,7 @@ def cuda_of(current):
     """``numba.cuda`` of the block ``current()``'s running thread."""
 
     class Cuda:
-        shared = SimpleNamespace(array=lambda size, dtype: current().words)
+        shared = SimpleNamespace(array=lambda size, dtype: current().words if dtype is float32 else current().elements)
         local = SimpleNamespace(array=lambda size, dtype: [None] * size)
         threadIdx = property(lambda self: SimpleNamespace(x=current().now.number))
         blockIdx = property(lambda self: SimpleNamespace(x=current().number))

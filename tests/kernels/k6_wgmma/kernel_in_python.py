@@ -33,6 +33,11 @@ class Packed:
 state = SimpleNamespace(block=None, config=None, given=None)  # of the running test
 
 
+def elements():
+    """Shared memory as elements of x."""
+    return state.block.words if state.config.tile.itemsize == 4 else state.block.elements
+
+
 def fake_windows(config):
     """The windows of the pair of tiles that a producer warp has located."""
 
@@ -53,7 +58,7 @@ def fake_windows(config):
             copy(z, at, row, barrier)
 
     def fill_rest(windows, x, at, channel0, stage, in_per_group, base, shared, lane, barrier):
-        assert shared is state.block.words
+        assert shared is elements()
         assert in_per_group == state.given.channels.in_per_group
         if not x.fetch.boxed and lane == 0:  # at once: it writes itself
             for z in range(config.regions):
@@ -177,7 +182,8 @@ def record(sums, leaving, buffers, out, place, extra, thread):
                          g.columns.first, channels, g.y.length, g.columns.padding, g.alignment)  # fmt: skip
     assert extra == ("extra", place.channel, place.channels_left, 32 * thread.warp + me.lane)
     if buffers:
-        assert buffers.shared == (block.words, block.words, BASE)
+        words, of_x, base = buffers.shared
+        assert (words is block.words, of_x is elements(), base) == (True, True, BASE)
         assert buffers.at == c.staging + (team * c.staging_bytes // 2 if c.own_staging else 0)
         assert buffers.extras_at == c.extras_at + team * c.extras
     if leaving:
