@@ -1,6 +1,7 @@
 """A thread block in Python: warps run one at a time, in a drawn order, mbarriers count, copies land late.
 
-Two lanes stand for a warp: lane 0 for itself, lane OTHER for the others. They go on together."""
+Two lanes stand for a warp: lane 0 for itself, lane OTHER for the others. They go on together, as on a GPU: k6's lane 0
+gives its warpgroup's turn away when it has released a stage itself."""
 
 import random
 import threading
