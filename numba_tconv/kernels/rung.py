@@ -1,4 +1,4 @@
-"""The interface of a rung."""
+"""A rung's interface."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from numba_tconv.runtime.layout import NO_GPU, Layout
 
 SUM_CHANNELS = 64  # summed apart, because long float32 sums lose digits
 BFLOAT16_CC = 8, 0
+MOST_STRIDE = 2**30
 
 
 class Step(NamedTuple):
@@ -124,12 +125,19 @@ def _lacks(device: Device, dtype: torch.dtype) -> str | None:
     return None
 
 
+def too_long(problem: Problem) -> str | None:
+    """Refuses long strides."""
+    if problem.stride >= MOST_STRIDE:
+        return f"it counts phases in 32 bits: a stride of {problem.stride:,} has too many"
+    return None
+
+
 def _version(cc: tuple[int, int]) -> str:
     return ".".join(map(str, cc))
 
 
 def adjacent(x: torch.Tensor) -> torch.Tensor:
-    """``x`` (N, C_in, L), or a copy with adjacent positions."""
+    """``x`` (N, C_in, L), or an adjacent copy."""
     return x if are_adjacent(x.shape, x.stride()) else x.contiguous()
 
 

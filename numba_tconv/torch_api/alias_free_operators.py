@@ -259,7 +259,6 @@ def composed_gradients(grad_output, tensors: Tensors, wanted, form: Form) -> lis
     return [next(found) if w else None for w in wanted]
 
 
-torch.library.register_autograd(alias_free_activation, _backward, setup_context=_setup_context)
 direct.register(alias_free_activation, _backward, _setup_context)
 
 

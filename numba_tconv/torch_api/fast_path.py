@@ -82,16 +82,26 @@ def call(operator: torch._ops.OpOverload, compute: Callable, keep: Callable) -> 
 def register(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable) -> None:
     """Make ``operator`` differentiable; ``setup_context`` gets None as output."""
 
-    count = _tensors(operator)
+    count, nothing = _tensors(operator), (None,) * len(operator._schema.arguments)
+
+    def setup(ctx, inputs, output):
+        setup_context(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+
+    def defined(ctx, grad_output):
+        return nothing if grad_output is None else backward(ctx, grad_output)
+
+    torch.library.register_autograd(operator, defined, setup_context=setup)
 
     def forward(ctx, *arguments):
         *tensors, call = arguments
         output = call.compute(*tensors)
         call.keep(ctx, *tensors)
+        ctx.set_materialize_grads(False)
         return output
 
     def gradients(ctx, grad_output):
-        return *backward(ctx, grad_output)[:count], None
+        return *defined(ctx, grad_output)[:count], None
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
     function = type(operator._opname, (torch.autograd.Function,), methods)

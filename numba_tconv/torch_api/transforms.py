@@ -18,7 +18,6 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
 
     ``jvp`` takes tangents (zeros without one) and arguments.
     """
-    torch.library.register_autograd(operator, backward, setup_context=setup_context)
     direct.register(operator, backward, setup_context)
 
     class Applied(torch.autograd.Function):
