@@ -1,4 +1,4 @@
-"""Strides that 32 bits do not count: k2_polyphase computes them, rungs that count phases in 32 bits refuse."""
+"""Strides that 32 bits do not count: k2_polyphase computes them; what counts phases in 32 bits refuses."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.runtime.device import H200
 from numba_tconv.selection.forward import select
+from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 
 STRIDES = [2**30, 2**31 - 3, 2**31 + 5, 2**33]
@@ -16,10 +17,11 @@ def problem(stride):
 
 
 @pytest.mark.parametrize("stride", STRIDES)
-@pytest.mark.parametrize("name", ["k3_shared_tile", "depthwise"])
+@pytest.mark.parametrize("name", ["k3_shared_tile", "depthwise", "grad_weight_split"])
 def test_phases_counted_in_32_bits(name, stride):
-    assert "counts phases in 32 bits" in RUNGS[name].supports(problem(stride), torch.float32, "ieee")
-    assert RUNGS[name].supports(problem(2**30 - 1), torch.float32, "ieee") is None
+    rung = (RUNGS | GRADIENTS)[name]
+    assert "counts phases in 32 bits" in rung.supports(problem(stride), torch.float32, "ieee")
+    assert rung.supports(problem(2**30 - 1), torch.float32, "ieee") is None
 
 
 def test_the_selection_takes_a_rung_that_counts_them():
