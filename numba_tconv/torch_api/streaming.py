@@ -206,7 +206,7 @@ def _fake(x, state, weight, bias, mask, stride, groups, dilation, precision):
 
 @lru_cache(maxsize=1024)
 def convolution_of(problem: Problem) -> Problem:
-    """Of state and new frames, for the new outputs alone."""
+    """The problem of state and new frames, for the new outputs alone."""
     p, kept = problem, kept_frames(problem)
     padding = kept * p.stride
     beyond = padding - (p.dilation * (p.kernel_size - 1) + 1 - p.stride)

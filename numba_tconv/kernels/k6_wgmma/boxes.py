@@ -24,7 +24,7 @@ SPARE = 32  # most elements added against bank conflicts
 
 @dataclass(frozen=True)
 class RowAlignment:
-    """Of an input."""
+    """How an input's rows lie."""
 
     alike: int = 1  # rows to the next of the same alignment
     shear: int = 0  # elements between rows' starts, modulo 16 bytes

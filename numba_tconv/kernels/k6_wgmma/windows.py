@@ -43,7 +43,7 @@ class Tiles(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Of a tap chunk, an element each."""
+    """A tap chunk's, an element each."""
 
     sample: object
     start: object  # first element
