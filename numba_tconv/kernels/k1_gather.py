@@ -60,6 +60,7 @@ def make_kernel(config: Config) -> Kernel:
 
 class Gather(Rung):
     name = "k1_gather"
+    most_stride = 2**63
     idea = "one thread an output; every tap is tested for divisibility by the stride"
     make_kernel = staticmethod(make_kernel)
 

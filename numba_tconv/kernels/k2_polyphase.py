@@ -71,6 +71,7 @@ def make_kernel(config: Config) -> Kernel:
 
 class Polyphase(Rung):
     name = "k2_polyphase"
+    most_stride = 2**63
     idea = "one thread an output; the taps of its phase alone, no test and no remainder in the loop"
     make_kernel = staticmethod(make_kernel)
 

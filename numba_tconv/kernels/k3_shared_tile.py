@@ -15,7 +15,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT, Kernel, flat, strided
 
 from .common.arguments import Bias, Layer, Signal, Weights, arguments, layer_of
-from .rung import Rung, adjacent, too_long
+from .rung import Rung, adjacent
 
 FEW_CHANNELS = 16
 MIN_DEPTH = 4  # below, fetching weights outlasts multiplying
@@ -148,7 +148,7 @@ class SharedTile(Rung):
     make_kernel = staticmethod(make_kernel)
 
     def supports(self, problem, dtype, precision):
-        if reason := super().supports(problem, dtype, precision) or too_long(problem):
+        if reason := super().supports(problem, dtype, precision):
             return reason
         channels = min(MIN_DEPTH, problem.in_channels_per_group)
         need = channels * bytes_a_channel(problem, self.config(problem, dtype))

@@ -13,7 +13,6 @@ from numba_tconv.runtime.layout import NO_GPU, Layout
 
 SUM_CHANNELS = 64  # summed apart, because long float32 sums lose digits
 BFLOAT16_CC = 8, 0
-MOST_STRIDE = 2**30
 
 
 class Step(NamedTuple):
@@ -37,6 +36,7 @@ class Rung:
     make_kernel: Callable[..., Kernel]  # cached
     minimum_cc = (0, 0)  # least compute capability
     exact_cc: tuple[int, int] | None = None  # the only one, if any
+    most_stride = 2**30  # 32-bit phases
 
     def supports(self, problem: Problem, dtype: torch.dtype, precision: str) -> str | None:
         """None if this rung computes ``problem`` on some GPU, else why not; by default, all that CUDA cores take."""
@@ -53,7 +53,11 @@ class Rung:
 
     def refusal(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
         """None if this rung computes ``problem`` on ``device``, else why not."""
-        return self.supports(problem, dtype, precision) or self.runs_on(device) or _lacks(device, dtype)
+        if reason := self.supports(problem, dtype, precision) or self.runs_on(device) or _lacks(device, dtype):
+            return reason
+        if problem.stride >= self.most_stride:
+            return f"it counts phases in 32 bits: a stride of {problem.stride:,} has too many"
+        return None
 
     def unsuited(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
         """None if this rung is meant for a supported ``problem``, else why a lower one is preferred."""
@@ -122,13 +126,6 @@ def _lacks(device: Device, dtype: torch.dtype) -> str | None:
     if dtype == torch.bfloat16 and device.cc < BFLOAT16_CC:
         least, here = _version(BFLOAT16_CC), _version(device.cc)
         return f"bfloat16 needs a GPU of compute capability {least} or above, not {here}"
-    return None
-
-
-def too_long(problem: Problem) -> str | None:
-    """Refuses long strides."""
-    if problem.stride >= MOST_STRIDE:
-        return f"it counts phases in 32 bits: a stride of {problem.stride:,} has too many"
     return None
 
 

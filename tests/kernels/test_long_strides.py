@@ -17,11 +17,13 @@ def problem(stride):
 
 
 @pytest.mark.parametrize("stride", STRIDES)
-@pytest.mark.parametrize("name", ["k3_shared_tile", "depthwise", "grad_weight_split"])
+@pytest.mark.parametrize(
+    "name", ["k3_shared_tile", "k4_register_tile", "depthwise", "grad_input_tile", "grad_weight_split"]
+)
 def test_phases_counted_in_32_bits(name, stride):
     rung = (RUNGS | GRADIENTS)[name]
-    assert "counts phases in 32 bits" in rung.supports(problem(stride), torch.float32, "ieee")
-    assert rung.supports(problem(2**30 - 1), torch.float32, "ieee") is None
+    assert "counts phases in 32 bits" in rung.refusal(problem(stride), torch.float32, "ieee", H200)
+    assert rung.refusal(problem(2**30 - 1), torch.float32, "ieee", H200) is None
 
 
 def test_the_selection_takes_a_rung_that_counts_them():

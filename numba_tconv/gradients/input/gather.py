@@ -74,6 +74,7 @@ def make_kernel(config: Config) -> Kernel:
 
 class InputGather(GradientRung):
     name = "grad_input_gather"
+    most_stride = 2**63
     of = "grad_input"
     idea = "one thread an element of grad_input; the taps whose output exists, no test in the loops"
     make_kernel = staticmethod(make_kernel)

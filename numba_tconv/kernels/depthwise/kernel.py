@@ -23,7 +23,7 @@ from numba_tconv.kernels.common.arguments import (
     placed_signal_like,
     weights_like,
 )
-from numba_tconv.kernels.rung import Rung, taking_bias, too_long
+from numba_tconv.kernels.rung import Rung, taking_bias
 from numba_tconv.ptx import device_function, load_vector, store_vector
 from numba_tconv.runtime import device as devices
 from numba_tconv.runtime.elements import ELEMENTS
@@ -288,7 +288,7 @@ class Depthwise(Rung):
     idea = "few channels a group: inputs through shared memory once, weights in registers, aligned 16-byte stores"
 
     def supports(self, problem, dtype, precision):
-        if reason := super().supports(problem, dtype, precision) or too_long(problem):
+        if reason := super().supports(problem, dtype, precision):
             return reason
         if max(problem.in_channels_per_group, problem.out_channels_per_group) > MOST_CHANNELS:
             return f"it takes up to {MOST_CHANNELS} input and {MOST_CHANNELS} output channels a group"

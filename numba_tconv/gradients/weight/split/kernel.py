@@ -16,7 +16,6 @@ from numba_tconv.gradients.sum import SummedRung, accumulator_of, added_up
 from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, signal_like
 from numba_tconv.kernels.common.register_tile import make_put_aside
 from numba_tconv.kernels.k4_register_tile.plan import vectors_align
-from numba_tconv.kernels.rung import too_long
 from numba_tconv.ptx import cp_async_commit, cp_async_wait, device_function
 from numba_tconv.runtime import device as gpu
 from numba_tconv.runtime.elements import ELEMENTS
@@ -192,9 +191,6 @@ class WeightSplit(SummedRung):
     idea = "a matrix product from registers; the positions are split over blocks, and added up in a fixed order"
     minimum_cc = (8, 0)  # cp.async
     make_kernel, tiny_configs = staticmethod(make_kernel), staticmethod(tiny)
-
-    def supports(self, problem, dtype, precision):
-        return super().supports(problem, dtype, precision) or too_long(problem)
 
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, dtype, device or gpu.H200)

@@ -31,8 +31,8 @@ class Extent(NamedTuple):
     begin: int  # the tile's first own output
     next_sample: int
     next_begin: int
-    lowest: int  # the sample's first own output, counted from ``begin``
-    highest: int  # behind its last
+    lowest: int  # the sample's begin, from ``begin`` on
+    highest: int  # its or the tile's end
     goes_on: bool  # the next tile has the same sample
     ends: bool  # the next tile begins a sample
 
