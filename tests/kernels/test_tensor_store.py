@@ -188,8 +188,8 @@ def check(state, problem, precision, shift, aligned=True):
     aim, head_of = tensor_store.make_aim(tile)
     store_any = tensor_store.make_store_any(tile, WARPS, add_bias=True)
     prepare = tensor_runs.make_prepare(tile, WARPS)
-    load_extra = tensor_runs.make_load_extra(tile, WARPS, add_bias=True)
-    store_runs = tensor_runs.make_store_runs(tile, WARPS, alignment.quantum, prepare, load_extra)
+    load_biases = tensor_runs.make_load_biases(tile, WARPS, add_bias=True)
+    store_runs = tensor_runs.make_store_runs(tile, WARPS, alignment.quantum, prepare, load_biases)
     staged_rows, out_channels = tile.rows // tile.rounds, p.out_channels
     for row_tile in range(tile.row_tiles(p)):
         row = row_tile % tile.row_parts * tile.phases

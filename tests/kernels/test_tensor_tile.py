@@ -273,7 +273,7 @@ def check_k6(problem, precision):
         most = config.stages * config.depths == k6_config.MOST_STAGES
         assert (config.depths == config.unroll) == (config.unroll == 1 or most)
         assert config.ring % 128 == config.stage_bytes % 128 == config.staging % 16 == config.own_staging % 16 == 0
-        assert config.extras_at % 16 == config.extras % 16 == config.barriers % 8 == config.map % 128 == 0
+        assert config.biases_at % 16 == config.bias_bytes % 16 == config.barriers % 8 == config.map % 128 == 0
         assert tile.rows % tile.rounds == 0
         assert config.bulk_channels == 0 or tile.channels % config.bulk_channels == 0
         assert tile.staging * 4 <= config.staging_bytes or config.buffers == 0

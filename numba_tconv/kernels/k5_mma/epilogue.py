@@ -9,7 +9,7 @@ from numba_tconv.kernels.common.tensor_core.store_any import make_aim, make_stor
 from numba_tconv.kernels.common.tensor_core.store_rows import make_store_rounds
 from numba_tconv.kernels.common.tensor_core.store_runs import (
     keeps_runs,
-    make_load_extra,
+    make_load_biases,
     make_prepare,
     make_store_runs,
     runs_sizes,
@@ -161,7 +161,7 @@ def _make_write(config: Config):
     """Build the store of a round, a few channels at a time."""
     tile, at_once, warps = config.tile, config.channels_at_once, config.tile_warps
     some = replace(tile, round_channels=at_once)
-    shared = make_prepare(some, warps), make_load_extra(some, warps)
+    shared = make_prepare(some, warps), make_load_biases(some, warps)
     by_fours, by_twos, by_ones = (_make_write_runs(some, warps, quantum, *shared) for quantum in (4, 2, 1))
     store_any, anywhere = make_store_any(some, warps), config.by_rows
     round_channels, pitch = tile.round_channels, tile.pitch
@@ -194,9 +194,9 @@ def _make_write(config: Config):
     return write
 
 
-def _make_write_runs(tile, warps: int, quantum: int, prepare, load_extra):
+def _make_write_runs(tile, warps: int, quantum: int, prepare, load_biases):
     kept = keeps_runs(tile, warps)
-    store_runs = make_store_runs(tile, warps, quantum, prepare, load_extra)
+    store_runs = make_store_runs(tile, warps, quantum, prepare, load_biases)
 
     @device_function
     def write_runs(runs, out, staging, place, thread):

@@ -165,7 +165,8 @@ class Lane(NamedTuple):
     odd_step: int  # bytes to the next channel
     stage_bytes: int
     descriptor: int  # lower half, of weights
-    scales: tuple  # split_operand.scales_of; split ahead: address of inverse scales
+    scales: tuple  # split_operand.scales_of
+    inverses: int  # split ahead: address of inverse scales
 
 
 class Chunk(NamedTuple):
@@ -225,6 +226,6 @@ class Buffers(NamedTuple):
 
     shared: Shared
     at: int
-    extras_at: int  # of staged biases
+    biases_at: int  # of staged biases
     turns: int  # mbarriers of a shared buffer
     parity: int

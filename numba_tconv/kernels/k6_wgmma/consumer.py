@@ -18,7 +18,7 @@ from numba_tconv.ptx import (
 
 from .arguments import Buffers, Chunk, Lane, Leaving, Rows, Sums, Tile, Turn, View
 from .boxes import place as byte_of
-from .epilogue import make_epilogue, make_extra_of, runs_of, slab_of
+from .epilogue import make_bias_of, make_epilogue, runs_of, slab_of
 from .mainloop import make_mainloop
 from .operands import lane_rows_of, make_view
 from .schedule import Schedule, make_follow
@@ -42,7 +42,7 @@ def _make_rows_of(config: Config):
 def _make_lane(config: Config):
     """Build ``lane_of``: a View's address, and a Lane."""
     tile, regions, resident, paired, ring_at = config.tile, config.regions, config.resident, config.paired, config.ring
-    itemsize, rows, exact, ahead = tile.itemsize, tile.rows, tile.operand_halves == 2, config.split_ahead
+    itemsize, rows, exact = tile.itemsize, tile.rows, tile.operand_halves == 2
     before, channels, row_step = tile.lead - tile.halo, 4 // itemsize, tile.depth // lane_rows_of(tile)
     descriptor_of = device_function(wgmma_descriptor)
 
@@ -58,9 +58,7 @@ def _make_lane(config: Config):
         # Opaque: else recomputed for each stage.
         descriptor = recomputed(int32(descriptor_of(base + weights_at, rows * 16, 0)))
         scales = scales_of(packed[uint64(packed.shape[0] - 1)]) if exact else (int32(0), int32(0))
-        if ahead:
-            scales = int32(inverses + 4 * me.team), int32(0)
-        return at, Lane(h_step, odd_step, window.stage_bytes, descriptor, scales)
+        return at, Lane(h_step, odd_step, window.stage_bytes, descriptor, scales, int32(inverses + 4 * me.team))
 
     return lane_of
 
@@ -70,7 +68,12 @@ def make_consume(config: Config, schedule: Schedule):
     depths, channels, all_taps, exact = config.depths, tile.channels, tile.tap_chunk, tile.operand_halves == 2
     all_sums, all_operands = BLOCKS * tile.rows // 2, unroll * tile.operand_halves * 2 * (4 + tile.halo)
     all_totals, wait_for_all = all_sums if exact else 1, wgmma_wait(0)
-    staging_at, own_staging, extras_at, own_extras = config.staging, config.own_staging, config.extras_at, config.extras
+    staging_at, own_staging, biases_at, own_biases = (
+        config.staging,
+        config.own_staging,
+        config.biases_at,
+        config.bias_bytes,
+    )
     mainloop, view_of, turns = make_mainloop(config), make_view(config), schedule.turns
     turns_on = 1 if paired else CONSUMERS
     first_tile, tile_after = make_follow(config, schedule, turns_on)
@@ -79,7 +82,7 @@ def make_consume(config: Config, schedule: Schedule):
     aim_tile, store_tile, finish = make_epilogue(config)
     # Runs leave during three quarters of the next tile.
     steps_for_runs = 4 * unroll * -(-channels // 4)
-    extra_of, slab, (run_loads, run_channels) = make_extra_of(config), slab_of(config), runs_of(config)
+    bias_of, slab, (run_loads, run_channels) = make_bias_of(config), slab_of(config), runs_of(config)
     rows_of, lane_of, column_of_lane = _make_rows_of(config), _make_lane(config), device_function(column_of)
 
     @device_function
@@ -107,7 +110,7 @@ def make_consume(config: Config, schedule: Schedule):
         interval = int32(max(int32(int32(per_tile * 3) // steps_for_runs), int32(1)))
         per_tile = int32(per_tile // depths)
         sums, leaving = Sums(acc, total, values, runs), Leaving(held, target, interval, out.data)
-        staging, extras = int32(staging_at + me.team * own_staging), int32(extras_at + me.team * own_extras)
+        staging, biases = int32(staging_at + me.team * own_staging), int32(biases_at + me.team * own_biases)
         stage, parity, my_turn = int32(0), int32(FULL), other
         turn, count = int32(0), turns(grid)
         if not paired:
@@ -144,7 +147,7 @@ def make_consume(config: Config, schedule: Schedule):
                 mbarrier_arrive(barriers.products + BARRIER * other)
             if exact:
                 rows_now = rows_of(row_tile, grid.group_tiles, out_per_group)
-            extra = extra_of(out, rows_now.channel, rows_now.channels_left, int32(32 * me.warp + me.lane))
+            bias = bias_of(out, rows_now.channel, rows_now.channels_left, int32(32 * me.warp + me.lane))
             place, straight = aim_tile(n, j, rows_now.first, rows_now.channel, rows_now.channels_left, out, me)
             turn = int32(turn + turns_on)
             next_n, next_j = n, j
@@ -154,8 +157,8 @@ def make_consume(config: Config, schedule: Schedule):
             wait_for_all()
             if not resident and unroll > 1:
                 release(ready, stage_before(ready, Slot(stage, parity)))
-            own_buffers = Buffers(shared, staging, extras, barriers.staging, my_turn)
-            store_tile(sums, leaving, own_buffers, out, place, straight, extra, me)
+            own_buffers = Buffers(shared, staging, biases, barriers.staging, my_turn)
+            store_tile(sums, leaving, own_buffers, out, place, straight, bias, me)
             my_turn = int32(my_turn ^ 1)
             n, j = next_n, next_j
             if not looks_ahead and turn < count:

@@ -78,7 +78,7 @@ def make_fill(config: Config):
     load_all, store_all = repeated(load, TOGETHER), repeated(store, TOGETHER)
 
     @device_function
-    def fill(x, origin, base, region, shared, lane, barrier):
+    def fill(x, origin, region, shared, lane, barrier):
         window, samples = x.window, x.samples
         early = int32(0 if x.fetch.aligned else int32(x.early + origin.element) & (vector - 1))
         at = int32(region + early * itemsize)
@@ -97,10 +97,10 @@ def make_fill(config: Config):
                 exists = c < channels_left
                 source = sample * x.stride_n + (origin.channel + c) * x.stride_c + element if exists else int64(0)
                 if asynchronous:
-                    copy(base + element_at(c, p, window, at), x.data, source, itemsize if exists else 0)
+                    copy(shared.base + element_at(c, p, window, at), x.data, source, itemsize if exists else 0)
                     c = recomputed(int32(c + 1))
                 else:
-                    piece = Piece(x.data, values, source, c, channels_left, shared, p, x.stride_c, window, at)
+                    piece = Piece(x.data, values, source, c, channels_left, shared.elements, p, x.stride_c, window, at)
                     load_all(int32(0), piece)
                     store_all(int32(0), piece)
                     c = recomputed(int32(c + TOGETHER))

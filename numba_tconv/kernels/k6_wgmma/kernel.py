@@ -77,7 +77,7 @@ def make_kernel(config: Config) -> Kernel:
         thread = int32(cuda.threadIdx.x)
         lane, warp = int32(thread & 31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0))
         out_channels = channels.out_per_group * channels.groups
-        grid, x = narrow_grid(grid), narrow_input(x)
+        grid, x, shared = narrow_grid(grid), narrow_input(x), Shared(words, elements, base)
         barriers = barriers_of(base, x.window.stages)
         if thread == 0:
             init_barriers(barriers)
@@ -107,12 +107,12 @@ def make_kernel(config: Config) -> Kernel:
             packed = weights.packed
             scales = scales_of(packed[uint64(packed.shape[0] - 1)]) if ahead else (int32(0), int32(0))
             produce(lane, int32(warp - CONSUMERS * 4), x, x_map, weights.packed, grid, channels.in_per_group,
-                    barriers.copied, base, elements, Split(barriers.ready.full, barriers.inverses, scales))  # fmt: skip
+                    barriers.copied, shared, Split(barriers.ready.full, barriers.inverses, scales))  # fmt: skip
         else:
             grow()
             griddepcontrol_wait()
             griddepcontrol_launch_dependents()  # after the wait: it may read packed weights
-            me, shared = Thread(int32(warp >> 2), int32(warp & 3), lane), Shared(words, elements, base)
+            me = Thread(int32(warp >> 2), int32(warp & 3), lane)
             out = Output(y.data, weights.bias, weights.has_bias, y.batch, columns.per_sample, columns.first,
                          out_channels, y.length, columns.padding, alignment)  # fmt: skip
             consume(me, x, weights.packed, out, grid, channels.out_per_group, shared, barriers)

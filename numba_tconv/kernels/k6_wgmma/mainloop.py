@@ -136,7 +136,7 @@ def make_mainloop(config: Config):
         at = int32(z * operands)
         inverse = load_window(v, at, offset, view, lane)
         if ahead:
-            inverse = load_inverse(int32(lane.scales[0] + 8 * slot.stage))
+            inverse = load_inverse(int32(lane.inverses + 8 * slot.stage))
         multiply_depth(sums, v, at, descriptor, add, taps, inverse, offset, view, lane)
         if resident and (single or z == unroll - 1):
             release(pipe, slot.stage)

@@ -36,8 +36,8 @@ def make_produce(config: Config, schedule: Schedule):
             tiles.sample[z], tiles.column[z] = sample_of(column_tile + z, columns)
 
     @device_function
-    def produce(lane, warp, x, x_map, w, grid, in_per_group, pipe, base, shared, split):
-        channel_stages = grid.channel_chunks // depths
+    def produce(lane, warp, x, x_map, w, grid, in_per_group, pipe, shared, split):
+        channel_stages, base = grid.channel_chunks // depths, shared.base
         columns, full, stage_bytes, stages = x.samples.columns, pipe.full, x.window.stage_bytes, pipe.stages
         sample, by_box = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         start = cuda.local.array(regions, dtype=int64)
@@ -82,7 +82,7 @@ def make_produce(config: Config, schedule: Schedule):
                         cuda.syncwarp()
                         runs_at = weights + int64(stage * depth) * grid.group_tiles * run
                         bring(lane, base + at + weights_at + stage_weights, w, runs_at, grid.group_tiles, barrier)
-                    fill_rest(windows, x, at, channel0, stage, in_per_group, base, shared, lane, barrier)
+                    fill_rest(windows, x, at, channel0, stage, in_per_group, shared, lane, barrier)
                     cuda.syncwarp()
                     if lane == 0:
                         mbarrier_arrive(barrier)

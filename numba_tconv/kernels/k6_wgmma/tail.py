@@ -26,7 +26,7 @@ from .tile import Config, tail_column
 THREADS = 512
 SAMPLES = 2  # a block
 LOADS = 8  # in flight, a thread
-MOST_EARLY_STAGES = 64  # of an early launch
+MOST_EARLY_DEPTHS = 64  # of an early launch
 CHANNELS = 2048  # in shared memory at a time
 INPUTS = CHANNELS * SAMPLES
 
@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
 class RowTiles(NamedTuple):
     group_tiles: int
     row_tiles: int
-    stages: int  # of a row tile
+    depths: int  # of a row tile
 
 
 class LastColumn(NamedTuple):
@@ -63,7 +63,7 @@ class Pieces(NamedTuple):
     """A thread's next vectors of weights."""
 
     packed: object
-    first: int  # stage and tap, as a number of taps; unpacked: an index
+    first: int  # depth and tap, as a number of taps; unpacked: an index
     row: int
     piece: int
     parts: int  # to the thread's next piece
@@ -88,8 +88,8 @@ def _make_multiply(tile: Tile, unpacked: bool):
     @device_function
     def load_piece(u, state):
         products, pieces = state
-        stage, half = divided(int32(pieces.piece + u * pieces.parts), int32(depth // vector))
-        at = (pieces.first + stage * (all_parts * taps)) * block + (half * rows + pieces.row) * elements
+        channel_chunk, half = divided(int32(pieces.piece + u * pieces.parts), int32(depth // vector))
+        at = (pieces.first + channel_chunk * (all_parts * taps)) * block + (half * rows + pieces.row) * elements
         for z in range(all_parts):
             own = (z * LOADS + u) * elements
             load_weights(products.weights[own : own + elements], pieces.packed, at + z * (taps * block), int32(0))
@@ -136,12 +136,12 @@ def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
     load_all, multiply_all = repeated(load_piece, LOADS), repeated(multiply, LOADS)
 
     @device_function
-    def fetch(shared, inputs, x, sizes, thread, i, few_samples, group, first_stage, stages):
+    def fetch(shared, inputs, x, sizes, thread, i, few_samples, group, first_depth, depths):
         e = int32(thread)
-        while e < stages * (depth * SAMPLES):
+        while e < depths * (depth * SAMPLES):
             for u in range(LOADS):
                 place = int32(e + u * THREADS)
-                c, n = first_stage * depth + place // SAMPLES, few_samples * SAMPLES + place % SAMPLES
+                c, n = first_depth * depth + place // SAMPLES, few_samples * SAMPLES + place % SAMPLES
                 inside = c < sizes.in_per_group and n < sizes.batch
                 at = n * x.stride_n + (group * sizes.in_per_group + c) * x.stride_c + i
                 inputs[u] = load(x.data[uint64(at if inside else int64(0))]) if inside else float32(0)
@@ -157,30 +157,30 @@ def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
         thread, outputs = int32(cuda.threadIdx.x), int32(last.outputs)
         few_samples, row_tile = divided(int32(cuda.blockIdx.x), int32(tiles.row_tiles))
         group, group_tile = divided(row_tile, int32(tiles.group_tiles))
-        slots = int32(channels * outputs)
-        parts = int32(THREADS // slots)
-        part, slot = divided(thread, slots)
-        channel, phase = divided(slot, outputs)
+        sums = int32(channels * outputs)
+        parts = int32(THREADS // sums)
+        part, own = divided(thread, sums)
+        channel, phase = divided(own, outputs)
         row = int32(channel * phases + phase)
         for z in range(SAMPLES):
             totals[z] = float32(0)
         inverse = load(layer.packed[uint64(layer.packed.shape[0] - 1)]) if all_parts == 2 else float32(1)
-        first_stage = int32(0)
-        while first_stage < tiles.stages:
-            stages = int32(min(CHANNELS // depth, tiles.stages - first_stage))
+        first_depth = int32(0)
+        while first_depth < tiles.depths:
+            depths = int32(min(CHANNELS // depth, tiles.depths - first_depth))
             for tap in range(taps):
                 i = int64(last.column - tap)
                 if i >= 0 and i < sizes.length:
                     cuda.syncthreads()
-                    fetch(shared, inputs, x, sizes, thread, i, few_samples, group, first_stage, stages)
+                    fetch(shared, inputs, x, sizes, thread, i, few_samples, group, first_depth, depths)
                     cuda.syncthreads()
-                    first = (int64(row_tile) * tiles.stages + first_stage) * (all_parts * taps) + tap
+                    first = (int64(row_tile) * tiles.depths + first_depth) * (all_parts * taps) + tap
                     pitch = sizes.out_per_group * kernel_size
                     if unpacked:
-                        own_channel = group * sizes.in_per_group + first_stage * depth
+                        own_channel = group * sizes.in_per_group + first_depth * depth
                         own_run = (group_tile * channels + channel) * kernel_size - channel * phases
                         first = own_channel * pitch + own_run + tap * phases
-                    piece, pieces = int32(part), int32(stages * (depth // vector) if part < parts else 0)
+                    piece, pieces = int32(part), int32(depths * (depth // vector) if part < parts else 0)
                     products = Products(totals, weights, shared, inverse)
                     while piece + (LOADS - 1) * parts < pieces:
                         load_all(int32(0), (products, Pieces(layer.packed, first, row, piece, parts, pitch)))
@@ -190,20 +190,20 @@ def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
                         load_piece(int32(0), (products, Pieces(layer.packed, first, row, piece, parts, pitch)))
                         multiply(int32(0), (products, Pieces(layer.packed, first, row, piece, parts, pitch)))
                         piece = int32(piece + parts)
-            first_stage = int32(first_stage + stages)
+            first_depth = int32(first_depth + depths)
         cuda.syncthreads()
         for z in range(SAMPLES):
             shared[z * THREADS + thread] = totals[z]
         cuda.syncthreads()
         e = int32(thread)
-        while e < slots * SAMPLES:
-            z, slot = divided(e, slots)
-            channel, phase = divided(slot, outputs)
+        while e < sums * SAMPLES:
+            z, own = divided(e, sums)
+            channel, phase = divided(own, outputs)
             channel, n = int64(group_tile * channels + channel), int64(few_samples * SAMPLES + z)
             if channel < sizes.out_per_group and n < sizes.batch:
                 total, part = float32(0), int32(0)
                 while part < parts:
-                    total += shared[z * THREADS + part * slots + slot]
+                    total += shared[z * THREADS + part * sums + own]
                     part = int32(part + 1)
                 co = group * sizes.out_per_group + channel
                 if layer.has_bias:
@@ -220,15 +220,15 @@ def make_kernel(tile: Tile, unpacked: bool = False) -> Kernel:
 
 
 def prepare(
-    problem: Problem, config: Config, x_shape: tuple, x_strides: tuple, dtype: torch.dtype, stages: int, has_bias: bool
+    problem: Problem, config: Config, x_shape: tuple, x_strides: tuple, dtype: torch.dtype, depths: int, has_bias: bool
 ) -> Prepared:
     """The launch of x, packed weights, bias (else any tensor of ``dtype``) and y.
 
-    ``x_strides``: in elements; positions are contiguous. ``stages``: of a row tile."""
+    ``x_strides``: in elements; positions are contiguous. ``depths``: of a row tile."""
     p, tile, column = problem, config.tile, tail_column(problem, config)
     group_tiles, first_output = tile.row_tiles(p), column * p.stride - p.padding
     row_tiles = group_tiles * p.groups
-    packed_elements = math.prod(p.weight_shape) if config.unpacked else packed_size(tile, row_tiles * stages)
+    packed_elements = math.prod(p.weight_shape) if config.unpacked else packed_size(tile, row_tiles * depths)
     packed = alike((packed_elements,), dtype)
     return make_kernel(tile, config.unpacked).prepare(
         -(-p.batch // SAMPLES) * row_tiles,
@@ -236,7 +236,7 @@ def prepare(
         Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, int(has_bias)),
         alike(p.out_shape, dtype),
         of_problem(Sizes, p),
-        RowTiles(group_tiles, row_tiles, stages),
+        RowTiles(group_tiles, row_tiles, depths),
         LastColumn(column, first_output, p.out_length - first_output, p.out_length),
-        early=stages <= MOST_EARLY_STAGES,
+        early=depths <= MOST_EARLY_DEPTHS,
     )

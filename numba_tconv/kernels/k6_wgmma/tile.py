@@ -165,7 +165,7 @@ class Config:
         return self.tile.staging * 4 + 16
 
     @property
-    def extras(self) -> int:
+    def bias_bytes(self) -> int:
         """Bytes of a warpgroup's staged biases."""
         runs = self.bulk_runs * (self.tile.channels // self.bulk_channels) if self.bulk_channels else 0
         return -(-runs * 4 // 16) * 16
@@ -175,7 +175,7 @@ class Config:
         return CONSUMERS * self.own_staging or (self.staging_buffer if self.buffers else 0)
 
     @property
-    def extras_at(self) -> int:
+    def biases_at(self) -> int:
         return self.staging + self.staging_bytes
 
     # Byte offsets, in order.
@@ -194,7 +194,7 @@ class Config:
 
     @property
     def barriers(self) -> int:
-        return self.extras_at + CONSUMERS * self.extras
+        return self.biases_at + CONSUMERS * self.bias_bytes
 
     @property
     def ready(self) -> int:

@@ -80,7 +80,7 @@ def make_windows(config: Config):
         return announced
 
     @device_function
-    def fill_rest(windows, x, at, channel0, stage, in_per_group, base, shared, lane, barrier):
+    def fill_rest(windows, x, at, channel0, stage, in_per_group, shared, lane, barrier):
         z = int32(0)
         while z < regions:
             if not (windows.is_box[0] if z == 0 else windows.is_box[last]):
@@ -88,9 +88,9 @@ def make_windows(config: Config):
                 region, done = int32(at + z * x.window.region), int32(stage * depth)
                 origin = Origin(n, i, channel0 + done, int32(in_per_group) - done)
                 if x.fetch.in_vectors:
-                    fill_in_vectors(x, origin, base + region, lane, barrier)
+                    fill_in_vectors(x, origin, shared.base + region, lane, barrier)
                 else:
-                    fill(x, origin, base, region, shared, lane, barrier)
+                    fill(x, origin, region, shared, lane, barrier)
                 fence_async()  # the copy engine may write here next
             z = recomputed(int32(z + 1))
 

@@ -57,8 +57,9 @@ def fake_windows(config):
         for z in range(config.regions if x.fetch.boxed else 0):
             copy(z, at, row, barrier)
 
-    def fill_rest(windows, x, at, channel0, stage, in_per_group, base, shared, lane, barrier):
-        assert shared is elements()
+    def fill_rest(windows, x, at, channel0, stage, in_per_group, shared, lane, barrier):
+        assert shared.elements is elements()
+        assert shared.base == BASE
         assert in_per_group == state.given.channels.in_per_group
         if not x.fetch.boxed and lane == 0:  # at once: it writes itself
             for z in range(config.regions):
@@ -147,8 +148,8 @@ def fake_window(config, first=0, end=None):
         assert lane.stage_bytes == window.stage_bytes
         assert view.together == (me.lane, me.warp % 4)
         if config.split_ahead:
-            assert lane.scales == (BASE + config.ready + 8 * config.stages + 4 * (me.warp // 4), 0)
-        elif tile.operand_halves == 2:
+            assert lane.inverses == BASE + config.ready + 8 * config.stages + 4 * (me.warp // 4)
+        if tile.operand_halves == 2:
             assert lane.scales == ("scales", ("inverse", True))
         what, byte = state.block.memory.read(address)
         column = fragments.column_of(me.warp % 4, me.lane, 0, 0) + tile.lead - tile.halo
@@ -171,7 +172,7 @@ def fake_view(config):
     return view_of
 
 
-def record(sums, leaving, buffers, out, place, extra, thread):
+def record(sums, leaving, buffers, out, place, bias, thread):
     block, c, me = state.block, state.config, state.block.now
     assert not me.products, "under way"
     team = me.warp // 4
@@ -180,12 +181,12 @@ def record(sums, leaving, buffers, out, place, extra, thread):
     channels = g.channels.out_per_group * g.channels.groups
     assert out == Output(g.y.data, g.weights.bias, g.weights.has_bias, g.y.batch, g.columns.per_sample,
                          g.columns.first, channels, g.y.length, g.columns.padding, g.alignment)  # fmt: skip
-    assert extra == ("extra", place.channel, place.channels_left, 32 * thread.warp + me.lane)
+    assert bias == ("bias", place.channel, place.channels_left, 32 * thread.warp + me.lane)
     if buffers:
         words, of_x, base = buffers.shared
         assert (words is block.words, of_x is elements(), base) == (True, True, BASE)
         assert buffers.at == c.staging + (team * c.staging_bytes // 2 if c.own_staging else 0)
-        assert buffers.extras_at == c.extras_at + team * c.extras
+        assert buffers.biases_at == c.biases_at + team * c.bias_bytes
     if leaving:
         turns = -(-c.tile.channels // 4)  # of three quarters of a tile's
         depths = g.grid.tap_chunks * g.grid.channel_chunks
@@ -252,7 +253,7 @@ def kernel_in_python(monkeypatch, problem, config, more):
         ld_shared=lambda count, kind: lambda address: 1.0,
         make_hand_over=lambda config: (lambda leaving: None, None),
         make_view=fake_view,
-        make_extra_of=lambda config: lambda out, *told: ("extra", *told),
+        make_bias_of=lambda config: lambda out, *told: ("bias", *told),
         make_aim=lambda tile, **_: (lambda n, j, out: (None, j // tile.advance % 2 == 0), lambda *_: None),
         make_store_any=lambda *_, **__: None,
         _make_by_rounds=lambda config: lambda store, keep: record,
@@ -260,7 +261,7 @@ def kernel_in_python(monkeypatch, problem, config, more):
         make_store_rows=lambda config: record,
         make_bulk_store=lambda config: (record, lambda leaving, team: state.block.now.marks.add(("finished", team))),
         make_phases_store=lambda config: (
-            lambda sums, out, place, extra, me: record(sums, None, None, out, place, extra, me)
+            lambda sums, out, place, bias, me: record(sums, None, None, out, place, bias, me)
         ),
     )
     modules = kernel, consumer, mainloop, k6_schedule, k6_producer, barriers, arguments, pipeline, epilogue, boxes

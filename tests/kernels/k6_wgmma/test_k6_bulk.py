@@ -276,13 +276,13 @@ def check(state, p, config, shift):
                     sums = [*sums_of(p, config, column_tile, place.channel, warp, state.lane)]
                     leaving = Leaving([0] * 3, [0], 1, y)
                     channel = 32 * warp + state.lane
-                    extra = bias_of(place.channel + channel) if channel < place.channels_left else 0.0
+                    bias = bias_of(place.channel + channel) if channel < place.channels_left else 0.0
                     with contextlib.suppress(Passed):
                         thread = Thread(0, warp, state.lane)
-                        store(Sums(sums, None, None, None), leaving, buffers, out, place, extra, thread)
+                        store(Sums(sums, None, None, None), leaving, buffers, out, place, bias, thread)
                     if config.spreads and state.watched == state.stretch and leaving.held[k6_bulk.DUE] > 0:
                         k6_bulk.make_hand_over(config)[1](leaving)
-        assert max(state.memory) < BIASES + config.extras
+        assert max(state.memory) < BIASES + config.bias_bytes
         assert all(BUFFERS <= at < BUFFERS + config.own_staging or at >= BIASES for at in state.memory)
     assert found, "some tile leaves in bulk"
     assert set(state.written.values()) == {1}, "no output twice"

@@ -10,7 +10,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma import fill as k6_fill
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Origin, Samples
+from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Origin, Samples, Shared
 from numba_tconv.kernels.k6_wgmma.boxes import RowAlignment
 from tests.kernels.test_tensor_store import cast_quickly
 from tests.thorough import thorough
@@ -87,7 +87,7 @@ def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin
     x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
     base, region = 1 << 20, 1 << 12
 
-    class Shared:
+    class Elements:
         def __setitem__(self, index, value):
             assert tile.itemsize == 2
             memory[int(index) * tile.itemsize - region] = float(value)
@@ -102,7 +102,7 @@ def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin
     for sample in range(-1, problem.batch):
         memory.clear()
         for lane in range(LANES):
-            fill(taken, Origin(sample, begin, 0, channels_left), base, region, Shared(), lane, 0)
+            fill(taken, Origin(sample, begin, 0, channels_left), region, Shared(None, Elements(), base), lane, 0)
             assert arrived.pop() == (0, len(memory))
         assert first == 0
         check(memory, config, problem, (first, columns), x, sample, begin, channels_left, rows, early)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor c
 LARGE, SMALL = 0, 1  # parts of an operand
 EMPTY, FULL = 1000, 3000  # mbarriers of free and of full stages
 # The window's scale, and its inverse if split ahead; what scales its products' sums.
-SCALES, INVERSE = (4000, 0), 0.5
+SCALES, INVERSES, INVERSE = object(), 4000, 0.5
 SLOT = 3  # slot of a test's single stage
 TURN = 2000  # mbarrier of the warpgroup's turn
 BYTES = 1 << 12  # of a stage
@@ -46,7 +46,7 @@ def in_python(monkeypatch, config, multiply_all=None):
 
     def load_inverse(address):
         assert config.split_ahead
-        assert address == SCALES[0] + 8 * SLOT
+        assert address == INVERSES + 8 * SLOT
         return INVERSE
 
     monkeypatch.setattr(k6_multiply, "ld_shared", lambda count, kind: load_inverse)
@@ -61,7 +61,7 @@ def consume(mainloop, config, acc, total=None, v=(0,) * 1000, *, depths, **other
     given |= dict(descriptor=0, parity=0) | others
     pipe, slot = Pipe(FULL, EMPTY, given["stages"]), Slot(given["stage"], 0)
     view = View(given["address"], False, False, 0, 0)
-    lane = Lane(given["h_step"], 0, given["slot"], given["descriptor"], SCALES)
+    lane = Lane(given["h_step"], 0, given["slot"], given["descriptor"], SCALES, INVERSES)
     chunk, turn = Chunk(given["add"], given["taps"], depths), Turn(TURN, given["parity"])
     sums = Sums(acc, total, None, None)
     return mainloop(sums, v, pipe, slot, view, lane, chunk, given["descriptor"], None, turn)

@@ -14,13 +14,14 @@ from numba_tconv.kernels.k6_wgmma import producer as k6_load
 from numba_tconv.kernels.k6_wgmma import schedule as k6_schedule
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma import windows as k6_windows
-from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Grid, Input, Samples, Window
+from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Grid, Input, Samples, Shared, Window
 from numba_tconv.kernels.k6_wgmma.boxes import RowAlignment
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole
 from numba_tconv.kernels.k6_wgmma.unpacked import run_of, with_unpacked
 from tests.kernels.test_tensor_store import cast_quickly
 
 FULL, EMPTY, BASE, MAP = 100_000_000, 200_000_000, 1024, 1 << 40
+SHARED = Shared(None, None, BASE)
 SPLIT = SimpleNamespace(ready=300_000_000)
 
 
@@ -86,8 +87,8 @@ def brought(monkeypatch):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, instruction)
 
-    def fill(x, origin, base, region, *_):
-        stages[-1].filled.append((*map(int, origin), int(base + region)))
+    def fill(x, origin, region, shared, *_):
+        stages[-1].filled.append((*map(int, origin), int(shared.base + region)))
 
     monkeypatch.setattr(k6_windows, "make_fill", lambda config: (None, fill))
     local = SimpleNamespace(array=lambda size, dtype: np.zeros(size, np.int64))
@@ -160,7 +161,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     by_place, together = defaultdict(list), min(k6_config.PRODUCERS, g.stages)
     for warp in range(k6_config.PRODUCERS):
         brought.clear()
-        produce(0, warp, x, MAP, "w", grid, p.in_channels_per_group, Pipe(FULL, EMPTY, g.stages), BASE, None, SPLIT)
+        produce(0, warp, x, MAP, "w", grid, p.in_channels_per_group, Pipe(FULL, EMPTY, g.stages), SHARED, SPLIT)
         for number, stage in enumerate(brought):
             by_place[number * together + warp].append(stage)
 

@@ -179,12 +179,12 @@ def check(state, p, config, shift, has_bias, times=1):
                     state.stretch, state.loads, state.thread = 0, 0, (warp, lane)
                     sums = sums_of(p, config, column_tile, place.channel, warp, lane)
                     channel = 32 * warp + lane
-                    extra = bias_of(place.channel + channel) if has_bias and channel < place.channels_left else 0.0
+                    bias = bias_of(place.channel + channel) if has_bias and channel < place.channels_left else 0.0
                     with contextlib.suppress(Passed):
                         for _ in range(times):
                             acc, total = (None, [*sums]) if tile.operand_halves == 2 else ([*sums], None)
                             own = Sums(acc, total, None, None)
-                            store(own, None, buffers, out, place, extra, Thread(1, warp, lane))
+                            store(own, None, buffers, out, place, bias, Thread(1, warp, lane))
             assert not state.stored & state.loaded, "what is loaded was stored before a barrier"
         assert min(state.memory) >= BUFFERS
         assert max(state.memory) < BUFFERS + config.staging_buffer - 16
@@ -292,11 +292,11 @@ def test_a_thread_loads_the_bias_of_its_channel(monkeypatch):
     element = SimpleNamespace(load=lambda value: value)
     monkeypatch.setattr(k6_epilogue, "ELEMENTS", {torch.float32: element})
     monkeypatch.setattr(k6_epilogue, "device_function", lambda function: function)
-    extra_of = k6_epilogue.make_extra_of(configured(Problem(2, 8, 16, 3, 258), "tf32"))
+    of_thread = k6_epilogue.make_bias_of(configured(Problem(2, 8, 16, 3, 258), "tf32"))
     bias = [bias_of(channel) for channel in range(40)]
     out = SimpleNamespace(bias=bias, has_bias=True)
-    assert [extra_of(out, 16, 13, number) for number in (0, 12, 13)] == [bias[16], bias[28], 0]
-    assert extra_of(SimpleNamespace(bias=bias, has_bias=False), 16, 13, 0) == 0
+    assert [of_thread(out, 16, 13, number) for number in (0, 12, 13)] == [bias[16], bias[28], 0]
+    assert of_thread(SimpleNamespace(bias=bias, has_bias=False), 16, 13, 0) == 0
 
 
 @pytest.mark.parametrize("straight", [False, True])

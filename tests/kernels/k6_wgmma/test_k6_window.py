@@ -52,7 +52,7 @@ def test_a_window_is_its_row_and_zeros_around_it(memory, workload, precision, be
     h_step, odd_step = 4 * halves * pitch * tile.itemsize, (pitch + begins[1] - begins[0]) * tile.itemsize
     rounded = together != 2  # by the copy engine
     view = View(begins[0] * tile.itemsize, rounded, before + behind > 0, before | behind << 8, together)
-    lane, offset = Lane(h_step, odd_step, None, None, None), slot * tile.itemsize
+    lane, offset = Lane(h_step, odd_step, None, None, None, None), slot * tile.itemsize
     ahead = precision == "tf32x3" and workload == "kb74"
     for piece in ((8,), (0, 8)) if ahead else ((),):  # half of its columns, the others; or all
         k6_operands.make_window(config, *piece)(v, first, offset, view, lane)

@@ -116,7 +116,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
         shift, to_staged = alignment.shift, int32(alignment.offset + overlap * span)
         channel = int32(0 if partly else warp)
         while channel < min(round_channels, channels_left):
-            extra = load_type(bias[uint64(co + channel)]) if add_bias and has_bias else float32(0)
+            added = load_type(bias[uint64(co + channel)]) if add_bias and has_bias else float32(0)
             source = int32(staging.at + channel * pitch)
             early, early_next = int32(0), int32(0)
             if sector > 1:
@@ -139,7 +139,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                             u = int32(e + to_staged)
                             value = shared[uint64(source + int32(slot_of(u, skip)))]
                             if add_bias:
-                                value += extra
+                                value += added
                             y[uint64(line + offset + e)] = store_type(value)
                             e = int32(e + 32)
                     else:
@@ -154,7 +154,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                                 u = int32(e + to_staged)
                                 value = shared[uint64(source + int32(slot_of(u, skip)))]
                                 if add_bias:
-                                    value += extra
+                                    value += added
                                 y[uint64(line + o)] = store_type(value)
                             e = int32(e + lanes)
                 sample += 1

@@ -97,26 +97,26 @@ def make_prepare(tile: Tile, warps: int):
     return prepare
 
 
-def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
+def make_load_biases(tile: Tile, warps: int, add_bias: bool = False):
     """Build the load of biases, or zeros."""
     load_type, add_bias = ELEMENTS[tile.dtype].load, add_bias or tile.has_gaps
     all_channels, some_channels = _all_channels(tile, warps), _some_channels(tile, warps)
     round_channels = tile.round_channels
 
     @device_function
-    def load_extra(extra, out, place, warp):
+    def load_biases(biases, out, place, warp):
         for z in range(all_channels):
-            extra[z] = float32(0)
+            biases[z] = float32(0)
         if add_bias and out.has_bias:
             for z in range(all_channels):
                 channel = int32(warp + z * warps)
                 exists = channel < place.channels_left and (not some_channels or channel < round_channels)
-                extra[z] = load_type(out.bias[uint64(place.channel + channel if exists else 0)])
+                biases[z] = load_type(out.bias[uint64(place.channel + channel if exists else 0)])
 
-    return load_extra
+    return load_biases
 
 
-def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
+def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_biases):
     """Build the store of a round; ``quantum`` outputs are loaded together."""
     span, advance, sector = tile.span, tile.advance, tile.sector
     round_channels, skip = tile.round_channels, tile.skip
@@ -134,7 +134,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
     all_held = channels * steps * width
 
     @device_function
-    def store_some(runs, z0, y, staging, extra):
+    def store_some(runs, z0, y, staging, biases):
         target, source, done, size = runs.target, runs.source, runs.done, runs.size
         held = cuda.local.array(all_held, dtype=float32)
         output = cuda.local.array(4, dtype=int32)
@@ -158,9 +158,9 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
                     for k in range(words):
                         w = (z * steps + h) * width + k * (width // words)
                         if halves:
-                            output[k] = narrow(held[w] + extra[z0 + z], held[w + 1] + extra[z0 + z])
+                            output[k] = narrow(held[w] + biases[z0 + z], held[w + 1] + biases[z0 + z])
                         else:
-                            output[k] = bits_of(held[w] + extra[z0 + z])
+                            output[k] = bits_of(held[w] + biases[z0 + z])
                     before = int32((turn * steps + h) * step)
                     write(uint32(done[z] + before) < uint32(size[z]), y, target[z] + before, output)
             turn = int32(turn + 1)
@@ -170,16 +170,16 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
     @device_function
     def store_runs(runs, out, staging, place, thread):
         """Write a round; return the next Place.head."""
-        extra = cuda.local.array(all_channels, dtype=float32)
-        load_extra(extra, out, place, thread.warp)
+        biases = cuda.local.array(all_channels, dtype=float32)
+        load_biases(biases, out, place, thread.warp)
         if kept:
-            store_some(runs, 0, out.data, staging, extra)
+            store_some(runs, 0, out.data, staging, biases)
             for z in range(channels):
                 runs.target[z] += round_channels * out.length
         else:
             for z0 in range(0, all_channels, channels):
                 prepare(runs, int32(z0), out, staging, place, thread)
-                store_some(runs, z0, out.data, staging, extra)
+                store_some(runs, z0, out.data, staging, biases)
         return place.head + round_channels * out.length
 
     return store_runs

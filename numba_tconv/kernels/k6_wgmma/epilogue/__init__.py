@@ -9,7 +9,7 @@ from numba_tconv.kernels.common.tensor_core.outputs import Place, Staging, Threa
 from numba_tconv.kernels.common.tensor_core.store_any import make_aim, make_stage_rows, make_store_any
 from numba_tconv.kernels.common.tensor_core.store_runs import (
     keeps_runs,
-    make_load_extra,
+    make_load_biases,
     make_prepare,
     make_store_runs,
     runs_sizes,
@@ -30,7 +30,7 @@ class Epilogue(NamedTuple):
 
 
 def make_epilogue(config: Config) -> Epilogue:
-    """Build the epilogue; make_extra_of gives ``extra``.
+    """Build the epilogue; make_bias_of gives ``bias``.
 
     Tiles of some phases leave from registers (by_phases.py), tiles in one sample by bulk.py, rows.py or store_runs.py,
     others by store_any.py."""
@@ -52,17 +52,17 @@ def make_epilogue(config: Config) -> Epilogue:
         return Place(sample, column, row, channel, channels_left, extent, head), straight
 
     @device_function
-    def store_tile(sums, leaving, buffers, out, place, straight, extra, thread):
+    def store_tile(sums, leaving, buffers, out, place, straight, bias, thread):
         if by_turns:
             mbarrier_wait(buffers.turns + 8 * thread.team, buffers.parity)
         if straight:
-            straight_on(sums, leaving, buffers, out, place, extra, thread)
+            straight_on(sums, leaving, buffers, out, place, bias, thread)
         else:
             if bulk:
                 finish_bulk(leaving, thread.team)
             if by_rows:
                 barrier_sync(thread.team + 1, 128)  # the last tile's buffers have been read
-            anywhere(sums, leaving, buffers, out, place, extra, thread)
+            anywhere(sums, leaving, buffers, out, place, bias, thread)
         if by_turns:  # every lane arrives, for racecheck
             mbarrier_arrive(buffers.turns + 8 * (1 - thread.team))
 
@@ -82,8 +82,8 @@ def _make_part(config: Config) -> Epilogue:
         return Place(sample, column, row, channel, channels_left, None, None), True
 
     @device_function
-    def store_tile(sums, leaving, buffers, out, place, straight, extra, thread):
-        store(sums, out, place, extra, thread)
+    def store_tile(sums, leaving, buffers, out, place, straight, bias, thread):
+        store(sums, out, place, bias, thread)
 
     @device_function
     def finish(leaving, team):
@@ -92,30 +92,30 @@ def _make_part(config: Config) -> Epilogue:
     return Epilogue(aim_tile, store_tile, finish)
 
 
-def make_extra_of(config: Config):
+def make_bias_of(config: Config):
     """Build the load of a thread's bias; ``number``: the thread's in its warpgroup."""
     load_type, part = ELEMENTS[config.tile.dtype].load, config.tile.by_phases
     staged = config.bulk_channels > 0 or config.by_rows
 
     @device_function
-    def extra_of_part(out, channel, channels_left, number):
+    def bias_of_part(out, channel, channels_left, number):
         return load_type(out.bias[uint64(channel)]) if out.has_bias else float32(0)
 
     if part:
-        return extra_of_part
+        return bias_of_part
 
     @device_function
-    def extra_of(out, channel, channels_left, number):
+    def bias_of(out, channel, channels_left, number):
         exists = staged and out.has_bias and number < channels_left
         return load_type(out.bias[uint64(channel + number)]) if exists else float32(0)
 
-    return extra_of
+    return bias_of
 
 
 def _make_runs(config: Config, make_rows):
     tile = config.tile
-    prepare, load_extra = make_prepare(tile, STORE_WARPS), make_load_extra(tile, STORE_WARPS, add_bias=True)
-    stores = (make_store_runs(tile, STORE_WARPS, quantum, prepare, load_extra) for quantum in (4, 2, 1))
+    prepare, load_biases = make_prepare(tile, STORE_WARPS), make_load_biases(tile, STORE_WARPS, add_bias=True)
+    stores = (make_store_runs(tile, STORE_WARPS, quantum, prepare, load_biases) for quantum in (4, 2, 1))
     by_fours, by_twos, by_ones = stores
 
     @device_function
@@ -143,7 +143,7 @@ def _make_by_rounds(config: Config):
 
     def make_rows(store, may_keep):
         @device_function
-        def store_rows(sums, leaving, buffers, out, place, extra, thread):
+        def store_rows(sums, leaving, buffers, out, place, bias, thread):
             sample, column, row, channel = place.sample, place.column, place.row, place.channel
             channels_left, extent, head = place.channels_left, place.extent, place.head
             staging = Staging(buffers.shared.words, buffers.shared.base, int32(buffers.at // 4))

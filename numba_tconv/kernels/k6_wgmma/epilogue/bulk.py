@@ -123,8 +123,8 @@ def make_bulk_store(config: Config):
         run = tile.run + number * (channels * out.length)
         begin = int32(int32(run + out.alignment.shift) & (vector - 1))
         moved = int32(begin * itemsize)
-        extras_at = int32(buffers.shared.base + buffers.extras_at + number * (channels * 4))
-        stage(int32(number * matrices), tile.sums, int32(tile.column + moved), extras_at, thread.lane,
+        biases_at = int32(buffers.shared.base + buffers.biases_at + number * (channels * 4))
+        stage(int32(number * matrices), tile.sums, int32(tile.column + moved), biases_at, thread.lane,
               int32(tile.pitch * itemsize), begin)  # fmt: skip
         if not by_lanes:
             fence_async()
@@ -142,12 +142,12 @@ def make_bulk_store(config: Config):
     store_rounds = repeated(store_round, rounds)
 
     @device_function
-    def store(sums, leaving, buffers, out, place, extra, thread):
+    def store(sums, leaving, buffers, out, place, bias, thread):
         run = place.head - int64(thread.warp) * out.length
         thread = Thread(thread.team, thread.warp, recomputed(thread.lane))
         number = int32(thread.warp * 32 + thread.lane)
         if number < tile_channels:
-            st_shared_f32(int32(buffers.shared.base + buffers.extras_at + number * 4), extra)
+            st_shared_f32(int32(buffers.shared.base + buffers.biases_at + number * 4), bias)
         column = column_of_lane(thread.warp, thread.lane, 0, 0)
         column = int32(buffers.shared.base + buffers.at + column * (span * itemsize))
         store_rounds(int32(0), Rounds(sums.total if exact else sums.acc, column, buffers, leaving, out, place, run,

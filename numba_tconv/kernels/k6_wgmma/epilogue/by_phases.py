@@ -24,7 +24,7 @@ class Lane(NamedTuple):
     sample: int
     column: int
     row: int
-    extra: float
+    bias: float
 
 
 class Rows(NamedTuple):
@@ -71,9 +71,9 @@ def make_phases_store(config: Config):
         lane = rows.lane
         even, odd = two_of(lane.sums, k, rows.column)
         if halves:
-            lane.words[0] = narrow(even + lane.extra, odd + lane.extra)
+            lane.words[0] = narrow(even + lane.bias, odd + lane.bias)
         else:
-            lane.words[0], lane.words[1] = bits_of(even + lane.extra), bits_of(odd + lane.extra)
+            lane.words[0], lane.words[1] = bits_of(even + lane.bias), bits_of(odd + lane.bias)
         write(uint32(rows.begin + 8 * k) < uint32(rows.size), lane.out.data, rows.first + 8 * k, lane.words)
 
     @device_function
@@ -81,9 +81,9 @@ def make_phases_store(config: Config):
         lane = rows.lane
         even, odd = two_of(lane.sums, k, rows.column)
         if uint32(rows.begin + 8 * k) < uint32(rows.size):
-            lane.out.data[uint64(rows.first + 8 * k)] = store_type(even + lane.extra)
+            lane.out.data[uint64(rows.first + 8 * k)] = store_type(even + lane.bias)
         if uint32(rows.begin + 8 * k + 1) < uint32(rows.size):
-            lane.out.data[uint64(rows.first + 8 * k + 1)] = store_type(odd + lane.extra)
+            lane.out.data[uint64(rows.first + 8 * k + 1)] = store_type(odd + lane.bias)
 
     def make_write_column(write_rows):
         @device_function
@@ -96,7 +96,7 @@ def make_phases_store(config: Config):
     by_pairs, by_ones = (make_write_column(repeated(rows, matrices)) for rows in (write_pair, write_ones))
 
     @device_function
-    def store(sums, out, place, extra, thread):
+    def store(sums, out, place, bias, thread):
         lane = recomputed(thread.lane)
         words = cuda.local.array(4, dtype=int32)
         # All four are of one sample: samples begin at multiples of eight.
@@ -104,7 +104,7 @@ def make_phases_store(config: Config):
         if column >= out.columns:
             sample, column = sample + column // out.columns, column % out.columns
         own = sums.total if exact else sums.acc
-        of_lane = Lane(own, words, out, place, sample, column, int32((lane & 3) * 2), extra)
+        of_lane = Lane(own, words, out, place, sample, column, int32((lane & 3) * 2), bias)
         # Both outputs exist, or neither.
         if even_stride and (out.alignment.shift | out.length | out.padding) & 1 == 0:
             by_pairs(int32(0), of_lane)

@@ -16,13 +16,13 @@ def make_store_rows(config: Config):
     store = make_store_rounds(tile, STORE_WARPS, _make_stage(config), config.round_buffers, config.round_bytes)
 
     @device_function
-    def store_rows(sums, leaving, buffers, out, place, extra, thread):
+    def store_rows(sums, leaving, buffers, out, place, bias, thread):
         thread = Thread(thread.team, thread.warp, recomputed(thread.lane))
         at = int32(buffers.shared.base + buffers.at)
         own = sums.total if exact else sums.acc
         barrier_sync(thread.team + 1, 128)  # the last tile's buffers have been read
         if out.has_bias:
-            add_biases(own, at, extra, thread)
+            add_biases(own, at, bias, thread)
         column = int32(at + ((thread.lane & 3) * 2 * pitch + column_of_lane(thread.warp, thread.lane, 0, 0)) * 4)
         store(own, column, at, out, place, thread)
 
@@ -47,10 +47,10 @@ def _make_add_biases(config: Config):
     add_matrices = repeated(add_matrix, rows // ROUND_ROWS)
 
     @device_function
-    def add_biases(acc, at, extra, thread):
+    def add_biases(acc, at, bias, thread):
         row = int32(thread.warp * 32 + thread.lane)
         if row < rows:
-            st_shared_f32(int32(at + row * 4), extra)
+            st_shared_f32(int32(at + row * 4), bias)
         barrier_sync(thread.team + 1, 128)
         add_matrices(int32(0), (acc, at, thread.lane))
         barrier_sync(thread.team + 1, 128)  # sums are staged in the same bytes

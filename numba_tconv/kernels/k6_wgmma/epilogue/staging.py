@@ -29,11 +29,11 @@ BATCH = 8  # core matrices' biases loaded together
 
 
 class Round(NamedTuple):
-    extra_at: int  # address of its biases
+    biases_at: int  # address of its biases
     row: int  # the lane's first of eight
     first: int  # core matrix
     pitch: int  # bytes between runs
-    extras: object
+    biases: object
 
 
 class Matrix(NamedTuple):
@@ -49,7 +49,7 @@ class Matrix(NamedTuple):
 class Pieces(NamedTuple):
     """Device functions (core matrix, Matrix)."""
 
-    load_extras: Callable
+    load_biases: Callable
     one: Callable
     pair: Callable
     four: Callable
@@ -73,13 +73,13 @@ def pairs_phases(tile: Tile) -> bool:
 def make_stage(config: Config, matrices: int):
     """Build the staging of a round: ``matrices`` core matrices from ``first`` on.
 
-    ``column``, ``extra_at``: addresses of the lane's first column and biases. ``pitch``: bytes between runs. ``begin``:
-    outputs from a 16-byte boundary to the first run."""
+    ``column``, ``biases_at``: addresses of the lane's first column and biases. ``pitch``: bytes between runs.
+    ``begin``: outputs from a 16-byte boundary to the first run."""
     tile = config.tile
     span, itemsize = tile.span, tile.out_dtype.itemsize
     pieces, batch_rows = make_pieces(config), 2 * BATCH
     stores = pieces.one, pieces.pair, pieces.four
-    one, pair, four = (_in_batches(store, pieces.load_extras, matrices) for store in stores)
+    one, pair, four = (_in_batches(store, pieces.load_biases, matrices) for store in stores)
     first_of, first_of_pairs = device_function(rotation), device_function(rotation_of_pairs)
     by_columns, by_phases = span == 1, pairs_phases(tile)
     step = span * itemsize
@@ -94,10 +94,10 @@ def make_stage(config: Config, matrices: int):
         )
 
     @device_function
-    def stage(first, acc, column, extra_at, lane, pitch, begin):
+    def stage(first, acc, column, biases_at, lane, pitch, begin):
         misplaced = int32(begin | pitch // itemsize)
-        extras = cuda.local.array(batch_rows, dtype=float32)
-        round = Round(extra_at, int32((lane & 3) * 2), first, pitch, extras)
+        biases = cuda.local.array(batch_rows, dtype=float32)
+        round = Round(biases_at, int32((lane & 3) * 2), first, pitch, biases)
         if by_columns and misplaced & 3 == 0:
             four(first, Matrix(acc, (column, column, column, column), False, False, round))
         elif (by_columns or by_phases) and misplaced & 1 == 0:
@@ -110,10 +110,10 @@ def make_stage(config: Config, matrices: int):
     return stage
 
 
-def _in_batches(piece, load_extras, matrices: int):
-    """Build ``load_extras``, then ``piece``, by batches."""
+def _in_batches(piece, load_biases, matrices: int):
+    """Build ``load_biases``, then ``piece``, by batches."""
     number = min(BATCH, matrices)
-    load_all, put_all = repeated(load_extras, number), repeated(piece, number)
+    load_all, put_all = repeated(load_biases, number), repeated(piece, number)
 
     @device_function
     def batch(k, state):
@@ -122,7 +122,7 @@ def _in_batches(piece, load_extras, matrices: int):
 
     if number == matrices:
         return batch
-    others = _in_batches(piece, load_extras, matrices - number)
+    others = _in_batches(piece, load_biases, matrices - number)
 
     @device_function
     def batches(k, state):
@@ -155,25 +155,25 @@ def _make_rows(config: Config):
         return int32(uint32(k - round.first) % uint32(BATCH)) * 2
 
     @device_function
-    def load_extras(k, matrix):
+    def load_biases(k, matrix):
         round = matrix.round
         z = place_of(k, round)
         _, even_at = row_of(k, round.row, round)
-        round.extras[z] = load(int32(round.extra_at + even_at))
+        round.biases[z] = load(int32(round.biases_at + even_at))
         if not same_channel:
             _, odd_at = row_of(k, int32(round.row + 1), round)
-            round.extras[z + 1] = load(int32(round.extra_at + odd_at))
+            round.biases[z + 1] = load(int32(round.biases_at + odd_at))
 
     @device_function
     def staged(k, z, round):
         at, _ = row_of(k, int32(round.row + z), round)
-        return at, round.extras[place_of(k, round) + (0 if same_channel else z)]
+        return at, round.biases[place_of(k, round) + (0 if same_channel else z)]
 
-    return load_extras, staged
+    return load_biases, staged
 
 
 def make_pieces(config: Config) -> Pieces:
-    tile, (load_extras, staged) = config.tile, _make_rows(config)
+    tile, (load_biases, staged) = config.tile, _make_rows(config)
     itemsize, sums, halves = tile.out_dtype.itemsize, tile.rows // 2, tile.out_dtype.itemsize == 2
     span = tile.span if tile.has_gaps else 1  # gaps get the bias
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
@@ -200,21 +200,21 @@ def make_pieces(config: Config) -> Pieces:
     @device_function
     def one(k, matrix):
         acc, columns, odd, far = matrix.acc, matrix.columns, matrix.odd, matrix.far
-        even_at, even_extra = staged(k, 0, matrix.round)
-        odd_at, odd_extra = staged(k, 1, matrix.round)
+        even_at, even_bias = staged(k, 0, matrix.round)
+        odd_at, odd_bias = staged(k, 1, matrix.round)
         for i in range(4):
-            even_sum = rotated(acc, 4 * k, odd, far, i) + even_extra
-            odd_sum = rotated(acc, 4 * k + 1, odd, far, i) + odd_extra
+            even_sum = rotated(acc, 4 * k, odd, far, i) + even_bias
+            odd_sum = rotated(acc, 4 * k + 1, odd, far, i) + odd_bias
             put_apart(int32(columns[i] + even_at), int32(columns[i] + odd_at), even_sum, odd_sum)
             for gap in range(itemsize, span * itemsize, itemsize):
-                put_apart(int32(columns[i] + even_at + gap), int32(columns[i] + odd_at + gap), even_extra, odd_extra)
+                put_apart(int32(columns[i] + even_at + gap), int32(columns[i] + odd_at + gap), even_bias, odd_bias)
 
     @device_function
     def pair_of_phases(k, matrix):
         acc, columns, odd, far = matrix.acc, matrix.columns, matrix.odd, matrix.far
-        at, extra = staged(k, 0, matrix.round)
+        at, bias = staged(k, 0, matrix.round)
         for i in range(4):
-            low, high = rotated(acc, 4 * k, odd, far, i) + extra, rotated(acc, 4 * k + 1, odd, far, i) + extra
+            low, high = rotated(acc, 4 * k, odd, far, i) + bias, rotated(acc, 4 * k + 1, odd, far, i) + bias
             if halves:
                 st_shared_b32(int32(columns[i] + at), narrow(low, high))
             else:
@@ -224,9 +224,9 @@ def make_pieces(config: Config) -> Pieces:
     def pair_of_columns(k, matrix):
         acc, columns, far = matrix.acc, matrix.columns, matrix.far
         for z in range(2):
-            at, extra = staged(k, z, matrix.round)
+            at, bias = staged(k, z, matrix.round)
             a, near_at, far_at = 4 * k + z, int32(columns[0] + at), int32(columns[2] + at)
-            z0, z1, z2, z3 = acc[a] + extra, acc[a + 2] + extra, acc[a + sums] + extra, acc[a + sums + 2] + extra
+            z0, z1, z2, z3 = acc[a] + bias, acc[a + 2] + bias, acc[a + sums] + bias, acc[a + sums + 2] + bias
             if halves:
                 low, high = narrow(z0, z1), narrow(z2, z3)
                 st_shared_b32(near_at, high if far else low)
@@ -239,12 +239,12 @@ def make_pieces(config: Config) -> Pieces:
     def four(k, matrix):
         acc, columns = matrix.acc, matrix.columns
         for z in range(2):
-            at, extra = staged(k, z, matrix.round)
+            at, bias = staged(k, z, matrix.round)
             a, at = 4 * k + z, int32(columns[0] + at)
-            z0, z1, z2, z3 = acc[a] + extra, acc[a + 2] + extra, acc[a + sums] + extra, acc[a + sums + 2] + extra
+            z0, z1, z2, z3 = acc[a] + bias, acc[a + 2] + bias, acc[a + sums] + bias, acc[a + sums + 2] + bias
             if halves:
                 st_shared_v2_b32(at, narrow(z0, z1), narrow(z2, z3))
             else:
                 st_shared(at, z0, z1, z2, z3)
 
-    return Pieces(load_extras, one, pair_of_phases if pairs_phases(tile) else pair_of_columns, four)
+    return Pieces(load_biases, one, pair_of_phases if pairs_phases(tile) else pair_of_columns, four)
