@@ -41,7 +41,7 @@ def make_advance(config: Config, multiply: Callable):
     ``tails``: from Multiply.tails_of. ``live``: whether the thread multiplies."""
     threads, vector, stages, block_k = config.threads, config.vector, config.stages, config.block_k
     x_stage, w_stage, itemsize = config.x_stage, config.w_stage, config.itemsize
-    slot_size, reach, chunk_shift = config.stage, config.halo + config.lead, config.chunk_shift
+    slot_size, lead, chunk_shift = config.stage, config.lead, config.chunk_shift
     w_copies = -(-w_stage // (vector * threads))
     aim, load_window = make_aim(config, threads // 32), make_load_window(config, threads // 32)
     copy_w, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)
@@ -65,7 +65,7 @@ def make_advance(config: Config, multiply: Callable):
             if ahead < block.stages:
                 if channel == 0:
                     cuda.syncthreads()
-                    aim(block, reach + chunk * chunk_shift, x, sizes, grid)
+                    aim(block, lead + chunk * chunk_shift, x, sizes, grid)
                     cuda.syncthreads()
                 slot, in_x = int32(ahead % stages * slot_size), block.group_offset + channel * x.stride_c
                 channels_left, in_packed = sizes.in_per_group - channel, block.tile_offset + ahead * w_stage

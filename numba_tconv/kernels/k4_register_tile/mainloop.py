@@ -28,7 +28,7 @@ def make_multiply(config: Config) -> Multiply:
     thread_m, thread_n, lanes_m, lanes_n = config.thread_m, config.thread_n, config.lanes_m, 32 // config.lanes_m
     warps_n, halo, window, step = config.warps_n, config.halo, config.window, config.taps.step
     phases, channels, ragged, pitch = config.phases, config.channels, config.ragged, config.result_pitch
-    uniform, apart, lead = config.uniform, config.apart, config.lead
+    uniform, apart, before = config.uniform, config.apart, config.lead - halo
     whole_taps = tap_chunk - 1 if ragged else tap_chunk  # that every row has
     at_once, itemsize = config.at_once, config.itemsize
     x_row, w_row = itemsize * config.width, itemsize * tap_chunk * block_m
@@ -39,7 +39,7 @@ def make_multiply(config: Config) -> Multiply:
         warp, lane = thread // 32, thread % 32
         row = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector)
         column = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
-        return Lane(row, column, weights=row, window=int32(column + lead))
+        return Lane(row, column, weights=row, window=int32(column + before))
 
     @device_function
     def load_weights(weights, stage, tap):

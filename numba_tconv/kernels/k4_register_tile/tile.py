@@ -69,7 +69,7 @@ class Config(WarpTile):
 
     @property
     def halo(self) -> int:
-        """Columns before the block that taps reach."""
+        """Window columns before the thread's, in vectors."""
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
@@ -79,12 +79,12 @@ class Config(WarpTile):
 
     @property
     def lead(self) -> int:
-        """Columns before the halo."""
-        return -self.halo % self.begin
+        """Columns of a stage before the block."""
+        return -(-self.halo // self.begin) * self.begin
 
     @property
     def copied(self) -> int:
-        return self.block_n + self.halo + self.lead
+        return self.block_n + self.lead
 
     @property
     def entries(self) -> int:

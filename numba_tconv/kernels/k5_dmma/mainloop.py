@@ -16,7 +16,7 @@ def make_multiply(config: Config) -> Multiply:
     rows, columns, warps_n = 8 * config.thread_m, 4 * config.thread_n, config.warps_n
     tiles_m, tiles_n, all_tiles = rows // ROWS, columns // COLUMNS, config.block_m // ROWS
     width, halo, pitch, step, ragged = config.width, config.halo, config.result_pitch, config.taps.step, config.ragged
-    lead = config.lead
+    before = config.lead - halo
     whole_taps = tap_chunk - 1 if ragged else tap_chunk
     # Bytes: weights of a product; weights, inputs of four channels.
     fragment = ROWS * CHANNELS * 8
@@ -27,7 +27,7 @@ def make_multiply(config: Config) -> Multiply:
     def lane_of(thread):
         warp, lane = int32(thread // 32), int32(thread % 32)
         row, column = int32(warp // warps_n * rows), int32(warp % warps_n * columns)
-        weights, window = int32(row * CHANNELS + lane * 2), int32(column + lead + lane % 4 * width + lane // 4)
+        weights, window = int32(row * CHANNELS + lane * 2), int32(column + before + lane % 4 * width + lane // 4)
         return Lane(int32(row + lane // 4), int32(column + lane % 4 * 2), weights, window)
 
     @device_function

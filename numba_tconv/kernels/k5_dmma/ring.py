@@ -44,7 +44,7 @@ OF_MULTIPLYING, OF_COPYING = 1, 2  # named barriers; 0 is the block's
 def make_fill_ring(config: Config):
     """Build ``fill_ring``: producer warps copy every stage of a tile."""
     threads, stages, block_k, itemsize = config.threads, config.stages, config.block_k, config.itemsize
-    width, copied, reach, chunk_shift = config.width, config.copied, config.halo + config.lead, config.chunk_shift
+    width, copied, lead, chunk_shift = config.width, config.copied, config.lead, config.chunk_shift
     x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
     stage, x_bytes, w_bytes = config.stage, copied * itemsize, w_stage * itemsize
     aim, load_window = make_aim(config, COPYING, threads), make_load_window(config, COPYING, threads)
@@ -58,7 +58,7 @@ def make_fill_ring(config: Config):
         of_row, of_weights = int32(x_bytes if lane < rows else 0), int32(w_bytes if warp == 0 and lane == 0 else 0)
         in_packed, columns = block.tile_offset, grid.columns
         for chunk in range(int32(grid.tap_chunks)):
-            shift = reach + chunk * chunk_shift
+            shift = lead + chunk * chunk_shift
             barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))
             aim(block, shift, x, sizes, grid)
             barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))

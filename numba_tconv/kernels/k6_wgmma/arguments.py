@@ -175,8 +175,8 @@ class Chunk(NamedTuple):
     depths: int
 
 
-class Turn(NamedTuple):
-    """A ping-pong warpgroup's turn to multiply."""
+class Order(NamedTuple):
+    """Where a ping-pong warpgroup waits until it may multiply."""
 
     barrier: int
     parity: int
@@ -209,9 +209,9 @@ class Sums(NamedTuple):
 class Leaving(NamedTuple):
     """A run that waits for the copy engine (epilogue/bulk.py)."""
 
-    held: object  # int32: bytes, shared address, turns of the loop until due, or 0
+    held: object  # int32: bytes, shared address, passes of the mainloop until due, or 0
     target: object  # int64: index in y
-    interval: int  # turns between runs
+    interval: int  # passes between runs
     y: object
 
 
@@ -227,5 +227,5 @@ class Buffers(NamedTuple):
     shared: Shared
     at: int
     biases_at: int  # of staged biases
-    turns: int  # mbarriers of a shared buffer
+    order: int  # mbarriers of a shared buffer
     parity: int

@@ -16,8 +16,8 @@ class Barriers(NamedTuple):
     copied: Pipe  # filled by copies
     ready: Pipe  # for consumers
     weights: int  # resident ones have arrived
-    products: int  # turns to multiply
-    staging: int  # turns at a shared buffer
+    products: int  # order the warpgroups' products
+    staging: int  # order their stores in a shared buffer
     inverses: int  # scales (split_ahead.py)
 
 

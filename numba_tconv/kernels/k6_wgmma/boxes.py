@@ -87,7 +87,7 @@ def wavefronts(config: Config, rows: RowAlignment, pitch: int) -> int:
         for word in range(words):
             at = int(element) * itemsize // 4 + word
             taken[lane * words // 32, at % 32].add(at)
-    return sum(max(len(taken[turn, bank]) for bank in range(32)) for turn in range(words))
+    return sum(max(len(taken[wavefront, bank]) for bank in range(32)) for wavefront in range(words))
 
 
 def template_map(shape: tuple, strides: tuple, offset: int, config: Config, rows: RowAlignment) -> tuple[int, ...]:

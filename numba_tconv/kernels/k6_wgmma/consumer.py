@@ -16,7 +16,7 @@ from numba_tconv.ptx import (
     wgmma_wait,
 )
 
-from .arguments import Buffers, Chunk, Lane, Leaving, Rows, Sums, Tile, Turn, View
+from .arguments import Buffers, Chunk, Lane, Leaving, Order, Rows, Sums, Tile, View
 from .boxes import place as byte_of
 from .epilogue import make_bias_of, make_epilogue, runs_of, slab_of
 from .mainloop import make_mainloop
@@ -111,7 +111,7 @@ def make_consume(config: Config, schedule: Schedule):
         per_tile = int32(per_tile // depths)
         sums, leaving = Sums(acc, total, values, runs), Leaving(held, target, interval, out.data)
         staging, biases = int32(staging_at + me.team * own_staging), int32(biases_at + me.team * own_biases)
-        stage, parity, my_turn = int32(0), int32(FULL), other
+        stage, parity, order_parity = int32(0), int32(FULL), other
         turn, count = int32(0), turns(grid)
         if not paired:
             turn = me.team
@@ -136,10 +136,10 @@ def make_consume(config: Config, schedule: Schedule):
                     view = view_of(n, j, tap_chunk, x, column, x_at)
                 known = False
                 taps = int32(grid.last_taps if tap_chunk == tap_chunks - 1 else all_taps)
-                my_products = Turn(barriers.products + BARRIER * me.team, my_turn)
+                order = Order(barriers.products + BARRIER * me.team, order_parity)
                 chunk, slot = Chunk(add, taps, channel_chunks), Slot(stage, parity)
                 stage, parity, descriptor = mainloop(
-                    sums, v, ready, slot, view, lane, chunk, descriptor, leaving, my_products
+                    sums, v, ready, slot, view, lane, chunk, descriptor, leaving, order
                 )
                 add = int32(1)
                 tap_chunk = int32(tap_chunk + 1)
@@ -157,9 +157,9 @@ def make_consume(config: Config, schedule: Schedule):
             wait_for_all()
             if not resident and unroll > 1:
                 release(ready, stage_before(ready, Slot(stage, parity)))
-            own_buffers = Buffers(shared, staging, biases, barriers.staging, my_turn)
+            own_buffers = Buffers(shared, staging, biases, barriers.staging, order_parity)
             store_tile(sums, leaving, own_buffers, out, place, straight, bias, me)
-            my_turn = int32(my_turn ^ 1)
+            order_parity = int32(order_parity ^ 1)
             n, j = next_n, next_j
             if not looks_ahead and turn < count:
                 row_tile, n, j = tile_after(turn, Tile(row_tile, n, j), step, grid, own, in_columns)

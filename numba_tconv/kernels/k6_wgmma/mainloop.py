@@ -152,13 +152,13 @@ def make_mainloop(config: Config):
         return slot
 
     @device_function
-    def mainloop(sums, v, pipe, slot, view, lane, chunk, descriptor, leaving, turn):
+    def mainloop(sums, v, pipe, slot, view, lane, chunk, descriptor, leaving, order):
         """Consume a tap chunk's stages from ``slot`` on, while the last tile's runs leave (epilogue/bulk.py).
 
         ``descriptor``: of resident weights. Returns the next stage, parity and descriptor."""
         add = chunk.add
         if ping_pong and add == 0:
-            mbarrier_wait(turn.barrier, turn.parity)
+            mbarrier_wait(order.barrier, order.parity)
         stage, parity, depth = slot.stage, slot.parity, int32(0)
         while depth < chunk.depths:
             stage, parity = one_depth(

@@ -76,8 +76,8 @@ def make_order(config: Config):
     channels, step = VECTOR // itemsize, 4 // itemsize  # of a vector, of a word
     words, tap_words, parts = taps * stride // step, stride // step, tile.depth // channels
     part_bytes, tap_bytes = channels * run * itemsize, tile.rows * VECTOR
-    turns, turn_bytes = run // step // LANES, LANES // words * stride * VECTOR
-    together = next(count for count in (TOGETHER * itemsize // 4, 1) if turns % count == 0)
+    rounds, round_bytes = run // step // LANES, LANES // words * stride * VECTOR
+    together = next(count for count in (TOGETHER * itemsize // 4, 1) if rounds % count == 0)
     all_parts, all_words, load = config.depths * parts, together * channels, ld_shared(1, int32)
 
     @device_function
@@ -103,12 +103,12 @@ def make_order(config: Config):
         target = int32(address + tap * (parts * tap_bytes) + (channel * stride + in_tap * step) * VECTOR)
         for part in range(all_parts):
             own = int32(target + part // parts * (taps * parts * tap_bytes) + part % parts * tap_bytes)
-            for turn in range(0, turns, together):
+            for round in range(0, rounds, together):
                 for u in range(together):
                     for q in range(channels):
-                        v[u * channels + q] = load(source + (turn + u) * (4 * LANES) + q * (run * itemsize))
+                        v[u * channels + q] = load(source + (round + u) * (4 * LANES) + q * (run * itemsize))
                 for u in range(together):
-                    store(v, u * channels, own + (turn + u) * turn_bytes)
+                    store(v, u * channels, own + (round + u) * round_bytes)
             source = int32(source + part_bytes)
         fence_async()  # wgmma reads, and the copy engine writes here next
         mbarrier_arrive(ready)

@@ -10,7 +10,7 @@ from numba_tconv.kernels.common.pipeline import Pipe, Slot
 from numba_tconv.kernels.common.tensor_core.split_operand import MOST_SPLIT_TAPS
 from numba_tconv.kernels.k6_wgmma import mainloop as k6_multiply
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.arguments import Chunk, Lane, Sums, Turn, View
+from numba_tconv.kernels.k6_wgmma.arguments import Chunk, Lane, Order, Sums, View
 from numba_tconv.kernels.k6_wgmma.tile import BLOCKS
 from numba_tconv.ptx import SIMULATOR
 
@@ -62,7 +62,7 @@ def consume(mainloop, config, acc, total=None, v=(0,) * 1000, *, depths, **other
     pipe, slot = Pipe(FULL, EMPTY, given["stages"]), Slot(given["stage"], 0)
     view = View(given["address"], False, False, 0, 0)
     lane = Lane(given["h_step"], 0, given["slot"], given["descriptor"], SCALES, INVERSES)
-    chunk, turn = Chunk(given["add"], given["taps"], depths), Turn(TURN, given["parity"])
+    chunk, turn = Chunk(given["add"], given["taps"], depths), Order(TURN, given["parity"])
     sums = Sums(acc, total, None, None)
     return mainloop(sums, v, pipe, slot, view, lane, chunk, given["descriptor"], None, turn)
 

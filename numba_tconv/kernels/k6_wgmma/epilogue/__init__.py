@@ -54,7 +54,7 @@ def make_epilogue(config: Config) -> Epilogue:
     @device_function
     def store_tile(sums, leaving, buffers, out, place, straight, bias, thread):
         if by_turns:
-            mbarrier_wait(buffers.turns + 8 * thread.team, buffers.parity)
+            mbarrier_wait(buffers.order + 8 * thread.team, buffers.parity)
         if straight:
             straight_on(sums, leaving, buffers, out, place, bias, thread)
         else:
@@ -64,7 +64,7 @@ def make_epilogue(config: Config) -> Epilogue:
                 barrier_sync(thread.team + 1, 128)  # the last tile's buffers have been read
             anywhere(sums, leaving, buffers, out, place, bias, thread)
         if by_turns:  # every lane arrives, for racecheck
-            mbarrier_arrive(buffers.turns + 8 * (1 - thread.team))
+            mbarrier_arrive(buffers.order + 8 * (1 - thread.team))
 
     @device_function
     def finish(leaving, team):

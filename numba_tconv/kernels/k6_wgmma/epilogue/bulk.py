@@ -53,7 +53,7 @@ def make_pitch(config: Config):
 
 
 def make_hand_over(config: Config):
-    """Build ``when_due``, for each turn of the mainloop, and ``at_once``: both hand a run to the copy engine.
+    """Build ``when_due``, for each pass of the mainloop, and ``at_once``: both hand a run to the copy engine.
 
     Leaving one by one, runs do not block loads."""
     spreads = config.spreads

@@ -101,11 +101,11 @@ def make_stage(config: Config, matrices: int):
         if by_columns and misplaced & 3 == 0:
             four(first, Matrix(acc, (column, column, column, column), False, False, round))
         elif (by_columns or by_phases) and misplaced & 1 == 0:
-            turn = int32(first_of_pairs(lane, span))
-            pair(first, Matrix(acc, from_column(column, turn), turn & 1 == 1, turn & 2 == 2, round))
+            rotation = int32(first_of_pairs(lane, span))
+            pair(first, Matrix(acc, from_column(column, rotation), rotation & 1 == 1, rotation & 2 == 2, round))
         else:
-            turn = int32(first_of(lane, span))
-            one(first, Matrix(acc, from_column(column, turn), turn & 1 == 1, turn & 2 == 2, round))
+            rotation = int32(first_of(lane, span))
+            one(first, Matrix(acc, from_column(column, rotation), rotation & 1 == 1, rotation & 2 == 2, round))
 
     return stage
 

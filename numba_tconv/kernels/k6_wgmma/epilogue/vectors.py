@@ -95,31 +95,31 @@ def lanes_of(config: Config) -> tuple[int, int]:
 def make_write_vectors(config: Config):
     tile, channels = config.tile, config.bulk_channels
     vector = 16 // tile.out_dtype.itemsize
-    lanes, turns = lanes_of(config)
-    all_turns = -(-channels // STORE_WARPS // (32 // lanes)) * turns
+    lanes, steps = lanes_of(config)
+    all_steps = -(-channels // STORE_WARPS // (32 // lanes)) * steps
     load, whole_vectors = ld_shared(4, int32), make_whole_vectors(config)
 
     @device_function
-    def vector_of(turn, vectors, lane):
+    def vector_of(step, vectors, lane):
         """Whether the vector exists, its index in y, its value."""
         size, source, target = vectors
-        owner = int32(turn // turns * (32 // lanes) + lane // lanes)
-        e = int32(turn % turns * lanes + lane % lanes)
+        owner = int32(step // steps * (32 // lanes) + lane // lanes)
+        e = int32(step % steps * lanes + lane % lanes)
         exists = 16 * e < cuda.shfl_sync(0xFFFFFFFF, size, owner)
         at = int32(cuda.shfl_sync(0xFFFFFFFF, source, owner) + (16 * e if exists else 0))
         return exists, cuda.shfl_sync(0xFFFFFFFF, target, owner) + e * vector, load(at)
 
     @device_function
-    def write_vectors(turn, state):
+    def write_vectors(step, state):
         y, vectors, lane = state
-        exists, index, value = vector_of(turn, vectors, lane)
+        exists, index, value = vector_of(step, vectors, lane)
         st_global_vector(exists, y, index, value)
 
     @device_function
-    def write_fours(turn, state):
+    def write_fours(step, state):
         y, vectors, lane = state
-        a, b = vector_of(turn, vectors, lane), vector_of(int32(turn + 1), vectors, lane)
-        c, d = vector_of(int32(turn + 2), vectors, lane), vector_of(int32(turn + 3), vectors, lane)
+        a, b = vector_of(step, vectors, lane), vector_of(int32(step + 1), vectors, lane)
+        c, d = vector_of(int32(step + 2), vectors, lane), vector_of(int32(step + 3), vectors, lane)
         st_global_vector(a[0], y, a[1], a[2])
         st_global_vector(b[0], y, b[1], b[2])
         st_global_vector(c[0], y, c[1], c[2])
@@ -129,12 +129,12 @@ def make_write_vectors(config: Config):
     def write(staged, out, thread):
         vectors = whole_vectors(staged, out, thread)
         cuda.syncwarp()
-        turn = int32(0)
-        while turn < all_turns // 4 * 4:
-            write_fours(turn, (out.data, vectors, thread.lane))
-            turn = int32(turn + 4)
-        while turn < all_turns:
-            write_vectors(turn, (out.data, vectors, thread.lane))
-            turn = int32(turn + 1)
+        step = int32(0)
+        while step < all_steps // 4 * 4:
+            write_fours(step, (out.data, vectors, thread.lane))
+            step = int32(step + 4)
+        while step < all_steps:
+            write_vectors(step, (out.data, vectors, thread.lane))
+            step = int32(step + 1)
 
     return write
