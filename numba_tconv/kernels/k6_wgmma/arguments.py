@@ -159,7 +159,7 @@ class View(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """What a lane's windows share."""
+    """Of a lane's windows."""
 
     h_step: int  # bytes to h = 1
     odd_step: int  # bytes to the next channel
@@ -176,7 +176,7 @@ class Chunk(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Where a ping-pong warpgroup waits until it may multiply."""
+    """Orders a ping-pong warpgroup's products."""
 
     barrier: int
     parity: int

@@ -16,8 +16,8 @@ class Barriers(NamedTuple):
     copied: Pipe  # filled by copies
     ready: Pipe  # for consumers
     weights: int  # resident ones have arrived
-    products: int  # order the warpgroups' products
-    staging: int  # order their stores in a shared buffer
+    products: int  # order products
+    staging: int  # order stores in a shared buffer
     inverses: int  # scales (split_ahead.py)
 
 

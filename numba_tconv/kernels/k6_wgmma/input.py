@@ -40,7 +40,6 @@ def join(x: torch.Tensor, first: int, columns: int) -> torch.Tensor:
 
 
 def to_contiguous(x: torch.Tensor) -> torch.Tensor:
-    """A new contiguous copy."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
