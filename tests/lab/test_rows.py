@@ -71,6 +71,16 @@ def test_a_file_that_is_not_ours_is_refused_and_left_alone(path, content, said):
     assert os.listdir(path.parent) == [path.name]
 
 
+@pytest.mark.parametrize("wrong", [{"dtype": "float8"}, {"dtype": "nn"}, {"precision": "bf16"}])
+def test_a_row_of_an_unknown_precision_is_refused(path, wrong):
+    rows.append(path, [row()])
+    ((field, value),) = wrong.items()
+    text = path.read_text()
+    path.write_text(text.replace(f",{getattr(row(), field)},", f",{value},", 1))
+    with pytest.raises(rows.RowsError, match=f"line 2: not a row .*{value}"):
+        rows.read(path)
+
+
 def test_a_row_without_torchs_time_is_refused(path):
     rows.append(path, [replace(row(), cudnn_ms_p50=None)])
     with pytest.raises(rows.RowsError, match="line 2: not a row"):

@@ -10,6 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
+from numba_tconv.formula.precision import PRECISIONS
+
 from . import machine
 
 CALL, FROZEN = "call", "frozen"  # weights packed in the timed call, or before it
@@ -51,6 +55,11 @@ class Row(machine.Measured):
     roofline: float | None
     relerr: float
     cudnn_relerr: float
+
+    def __post_init__(self):
+        known = PRECISIONS.get(getattr(torch, self.dtype, None), ())
+        if not known or self.precision not in (known if len(known) > 1 else (self.dtype,)):
+            raise ValueError(f"{self.dtype} has no precision {self.precision}")
 
     @property
     def opponent_ms(self) -> float:
