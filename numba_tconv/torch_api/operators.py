@@ -130,6 +130,8 @@ def _cpu(input, weight, bias, *others):
 
 @torch.library.register_fake(NAME)
 def _fake(input, weight, bias, *others):
+    if isinstance(length := input.shape[-1], torch.SymInt):
+        torch._check(length > 0)
     problem = check(input, weight, bias, *Parameters(*others[:-2]))
     return input.new_empty(problem.out_shape)
 
