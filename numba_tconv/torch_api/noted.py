@@ -22,7 +22,7 @@ from . import operators as ops
 from . import streaming
 from .functional import default_precision
 
-MOST_VALUES = 1024  # elements of a readable integer buffer
+MOST_VALUES = 1024  # of a readable integer buffer
 
 
 class Noted(NamedTuple):
