@@ -91,10 +91,10 @@ def ready(of: str, problem: Problem, *operands: tuple, variant=None, config=None
     laid_out = [Layout(*operand) for operand in operands]
     grad_output = laid_out[0]
     dtype, index = grad_output.dtype, grad_output.index
-    precision = precision or EXACT.get(dtype, "")
-    rung = select(of, problem, dtype, device.of(index), variant, precision)
     shape = problem.shape_of(of)
     if 0 in grad_output.shape:
         return Ready(shape, dtype, index, lambda *operands_result: operands_result[-1].zero_())
+    precision = precision or EXACT.get(dtype, "")
+    rung = select(of, problem, dtype, device.of(index), variant, precision)
     result = Layout.contiguous(shape, dtype, index)
     return Ready(shape, dtype, index, rung.prepare(*laid_out, result, problem, config=config, precision=precision))

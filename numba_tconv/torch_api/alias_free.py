@@ -11,9 +11,11 @@ from numba_tconv.runtime.layout import layout_of
 
 from . import alias_free_operators as ops
 from . import fast_path as direct
+from . import sharding
 from .alias_free_operators import Form
 from .freezable import Freezable
 from .functional import autocasts, is_exporting
+from .sizes import is_zero
 
 SNAKE = "snake"
 
@@ -91,7 +93,7 @@ def computed(tensors: ops.Tensors, form: Form) -> torch.Tensor:
     x = tensors.x.unsqueeze(0) if unbatched else tensors.x
     arguments = x, *map(_flat, tensors[1:]), *form
     on_gpu = x.is_cuda or (not torch.compiler.is_dynamo_compiling() and ops.as_on_a_gpu.get())
-    ours = on_gpu and x.shape[0] != 0 and not is_exporting()
+    ours = on_gpu and not (is_zero(x.shape[0]) or is_exporting() or sharding.compute_themselves(*tensors))
     y = (ops.apply if ours else ops.composed)(*arguments)
     return y.squeeze(0) if unbatched else y
 

@@ -114,6 +114,8 @@ def parts(direction: str) -> tuple[str, ...]:
 
 def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> list[Call]:
     """A direction's calls; none where torch computes. ``precision``: one of PRECISIONS, or TF32_ALLOWED."""
+    if 0 in problem.out_shape:
+        return []
     own = precision
     if direction in OF_GRADIENTS[:2]:
         own = ops.gradient_precision(direction, problem, dtype, precision, device)

@@ -15,7 +15,7 @@ from . import fast_path as direct
 from . import gradient_operators as grad_ops
 from . import operators as ops
 from . import sharding, torchs, transforms
-from .sizes import check_output_padding, fits, integers, is_own_padding, out_length, own_sizes, with_ends
+from .sizes import check_output_padding, fits, integers, is_own_padding, is_zero, out_length, own_sizes, with_ends
 
 # torch.backends.cudnn.conv, whose attribute fp32_precision is slower to ask.
 CUDNN_CONVOLUTIONS = "cuda", "conv"
@@ -273,7 +273,7 @@ def is_exporting() -> bool:
 
 
 def _is_empty(input: torch.Tensor, weight: torch.Tensor) -> bool:
-    return (input.dim() == 3 and input.size(0) == 0) or (weight.dim() == 3 and weight.size(1) == 0)
+    return (input.dim() == 3 and is_zero(input.size(0))) or (weight.dim() == 3 and is_zero(weight.size(1)))
 
 
 def default_precision(dtype: torch.dtype) -> str:

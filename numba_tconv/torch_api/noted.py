@@ -22,7 +22,7 @@ from . import operators as ops
 from . import streaming
 from .functional import default_precision
 
-MOST_VALUES = 1024  # elements of a readable integer buffer
+MOST_VALUES = 1024  # of a readable integer buffer
 
 
 class Noted(NamedTuple):
@@ -154,10 +154,19 @@ class _Noting(TorchDispatchMode):
                 self.found.append(NotedStep(problem, args[0].dtype, precision))
         elif func is torch.ops.aten.convolution.default:
             x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
-            if transposed and x.dim() == 3 and x.dtype in PRECISIONS:
-                parameters = stride[0], padding[0], output_padding[0], groups, dilation[0]
-                self._note(x, weight, bias, parameters, "", default_precision(x.dtype))
+            if transposed:
+                self._note_torchs(x, weight, bias, stride, padding, output_padding, groups, dilation)
+        elif func is torch.ops.aten.conv_transpose1d.default:
+            self._note_torchs(*args, **(kwargs or {}))
         return result
+
+    def _note_torchs(
+        self, x, weight, bias=None, stride=(1,), padding=(0,), output_padding=(0,), groups=1, dilation=(1,)
+    ):
+        x = x if weight.dim() == x.dim() else x[None]
+        if x.dim() == 3 and x.dtype in PRECISIONS:
+            parameters = stride[0], padding[0], output_padding[0], groups, dilation[0]
+            self._note(x, weight, bias, parameters, "", default_precision(x.dtype))
 
     def _note(self, x, weight, bias, parameters, variant, precision):
         if x.size(0) and weight.size(1):  # torch computes empty ones

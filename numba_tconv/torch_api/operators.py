@@ -87,10 +87,10 @@ def ready(input, weight, bias, stride, padding, output_padding, groups, dilation
     shapes = (one and one.shape for one in laid_out)
     problem = _problem(*shapes, stride, padding, output_padding, groups, dilation)
     dtype, index = laid_out[0].dtype, laid_out[0].index
-    rung, own = _plan(problem, dtype, variant, precision, device.of(index))
     shape = problem.out_shape
     if 0 in shape:
         return Ready(shape, dtype, index, lambda *_: None)
+    rung, own = _plan(problem, dtype, variant, precision, device.of(index))
     if rung is None:
         sizes = stride, padding, output_padding, groups, dilation
         return lambda input, weight, bias: torchs.without_views(input, weight, bias, *sizes)
@@ -130,6 +130,8 @@ def _cpu(input, weight, bias, *others):
 
 @torch.library.register_fake(NAME)
 def _fake(input, weight, bias, *others):
+    if isinstance(length := input.shape[-1], torch.SymInt):
+        torch._check(length > 0)
     problem = check(input, weight, bias, *Parameters(*others[:-2]))
     return input.new_empty(problem.out_shape)
 
@@ -201,6 +203,8 @@ def sum_problem(shape: tuple[int, int, int]) -> Problem:
 
 def _ready(of, problem, *operands, precision) -> Ready | None:
     laid_out = [Layout(*operand) for operand in operands]
+    if 0 in laid_out[0].shape:
+        return gradients.ready(of, problem, *operands)
     dtype, gpu = laid_out[0].dtype, device.of(laid_out[0].index)
     own = gradient_precision(of, problem, dtype, precision, gpu)
     if not own:

@@ -1,7 +1,7 @@
-"""Which tensors compute themselves, and how the operators compute DTensors.
+"""Tensors that compute themselves, and how operators compute DTensors.
 
 They are linear in each operand, so shares split the batch, output channels, or input channels (partial sums); with
-groups only the batch.
+groups only the batch. No process lacks channels.
 """
 
 import sys
@@ -41,7 +41,7 @@ def prepare() -> None:
         register()
 
 
-# As torch.compiler.assume_constant_result, which would import torch._dynamo.
+# As in functional.py.
 prepare._dynamo_marked_constant = True
 
 
@@ -54,9 +54,11 @@ def register() -> None:
     batch, channels = Shard(0), Shard(1)  # of a signal
     by_input, by_output = Shard(0), Shard(1)  # of a weight's channels
 
-    def rules(numbers, groups, always, alone):
-        """Placements; ``numbers`` arguments are no tensors. ``alone``: without groups."""
-        return [([y], [*of, *[None] * numbers]) for y, *of in (*always, *(alone if groups == 1 else ()))]
+    def rules(numbers, mesh, groups, always, *alone):
+        """Placements; ``numbers`` arguments are no tensors. ``alone``: without groups, behind their channels."""
+        before = mesh.size() - 1
+        shared = [rule for count, *rule in alone if groups == 1 and -(-count // mesh.size()) * before < count]
+        return [([y], [*of, *[None] * numbers]) for y, *of in (*always, *shared)]
 
     @register_sharding(ops.conv_transpose1d)
     def _forward(input, weight, bias, stride, padding, output_padding, groups, *_):
@@ -67,21 +69,27 @@ def register() -> None:
             (terms, terms, whole, terms),
             (terms, whole, terms, terms),
         )
-        alone = (channels, whole, by_output, Shard(0)), (terms, channels, by_input, terms)
+        inputs, outputs, _ = weight.shape
+        alone = (outputs, channels, whole, by_output, Shard(0)), (inputs, terms, channels, by_input, terms)
         if bias is None:
-            always, alone = ([(*rule[:3], None) for rule in some] for some in (always, alone))
-        return rules(7, groups, always, alone)
+            always, alone = ([(*rule[:-1], None) for rule in some] for some in (always, alone))
+        return rules(7, input.mesh, groups, always, *alone)
 
     @register_sharding(grad_ops.grad_input)
     def _grad_input(grad_output, weight, length, stride, padding, output_padding, groups, *_):
         always = (whole, whole, whole), (batch, batch, whole), (terms, terms, whole), (terms, whole, terms)
-        return rules(7, groups, always, ((terms, channels, by_output), (channels, whole, by_input)))
+        inputs, outputs, _ = weight.shape
+        alone = (outputs, terms, channels, by_output), (inputs, channels, whole, by_input)
+        return rules(7, weight.mesh, groups, always, *alone)
 
     @register_sharding(grad_ops.grad_weight)
     def _grad_weight(grad_output, input, kernel_size, stride, padding, output_padding, groups, *_):
         always = (whole, whole, whole), (terms, batch, batch), (terms, terms, whole), (terms, whole, terms)
-        return rules(7, groups, always, ((by_output, channels, whole), (by_input, whole, channels)))
+        outputs, inputs = grad_output.shape[1], input.shape[1]
+        alone = (outputs, by_output, channels, whole), (inputs, by_input, whole, channels)
+        return rules(7, input.mesh, groups, always, *alone)
 
     @register_sharding(grad_ops.grad_bias)
     def _grad_bias(grad_output, precision):
-        return rules(1, 1, ((whole, whole), (terms, batch), (Shard(0), channels), (terms, terms)), ())
+        always = (whole, whole), (terms, batch), (Shard(0), channels), (terms, terms)
+        return rules(1, grad_output.mesh, 1, always)

@@ -1,4 +1,4 @@
-"""A call's integers, checked as in torch, and this package's ``padding``: a pair or word."""
+"""A call's integers, checked as torch's, and ``padding`` as a pair or word."""
 
 import contextlib
 import operator
@@ -32,7 +32,7 @@ def checked_padding(padding) -> str | tuple[int, int]:
 
 
 def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) -> tuple[Parameters, Parts, int]:
-    """The Problem's parameters, for a padding that is a pair or a word; its parts; how many of its outputs count.
+    """For a padding that is a pair or word: the Problem's parameters, its parts, how many outputs count.
 
     Raises as ``checked_padding`` and ``integers``, RuntimeError if no output is left.
     """
@@ -55,7 +55,7 @@ def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) 
 
 
 def with_ends(output, bias, parts: Parts, inside: int):
-    """The first ``inside`` outputs, and those around them, which are the bias alone."""
+    """The first ``inside`` outputs and, around them, the bias alone."""
     if not (parts.before or parts.after):
         return output
 
@@ -116,6 +116,15 @@ def integers(*arguments) -> list[int]:
 
 def fits(number: int) -> bool:
     return -(2**63) <= number < 2**63
+
+
+def is_zero(size: int) -> bool:
+    """False where a trace leaves ``size`` open."""
+    if torch.compiler.is_dynamo_compiling() or isinstance(size, torch.SymInt):
+        from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow
+
+        return guard_or_false(size == 0)
+    return size == 0
 
 
 def integer(name: str, value) -> int:

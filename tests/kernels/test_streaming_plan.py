@@ -53,6 +53,8 @@ def chosen(layer=LAYER, dtype=F32, precision="tf32", x=None, state=None, weight=
         (dict(layer=replace(LAYER, batch=1, length=1), dtype=BF16, precision="bf16"), PRODUCTS),
         (dict(layer=replace(LAYER, batch=1, length=32)), PRODUCTS),
         (dict(layer=replace(LAYER, batch=1, length=65)), COLUMNS),  # frames that no block holds
+        (dict(layer=replace(LAYER, kernel_size=1, stride=tile.MOST_STRIDE)), COLUMNS),
+        (dict(layer=replace(LAYER, kernel_size=1, stride=tile.MOST_STRIDE + 1)), type(None)),
         (dict(x=dict(offset=4)), COLUMNS),
         (dict(state=dict(offset=8)), COLUMNS),
         (dict(weight=dict(offset=4)), COLUMNS),
@@ -152,3 +154,14 @@ def test_early_only_where_the_gpu_can(layer, gpu, expected, monkeypatch):
     x, state, weight = laid_out(layer, F32)
     plan.prepare(x, weight, None, False, layer, plan.choose(x, state, weight, layer, "tf32"))
     assert seen == [expected]
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, F64])
+@pytest.mark.parametrize("channels", [(1, 1), (1, 512), (512, 512), (65, 7)], ids=str)
+def test_a_block_by_columns_counts_its_outputs_in_32_bits(channels, dtype):
+    for groups, taps, new in ((1, 1, 1), (64, 1, 32), (2, 5, 16)):
+        in_channels, out_channels = (groups * count for count in channels)
+        problem = Problem(64, in_channels, out_channels, taps, new, tile.MOST_STRIDE, groups=groups)
+        config = tile.choose(problem, dtype)
+        outputs = config.sums * config.group_count * config.channels * problem.stride
+        assert outputs + config.threads < 2**31

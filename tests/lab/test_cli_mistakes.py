@@ -71,6 +71,7 @@ MISTAKES = {
         "grad_input_tile computes grad_input, not grad_weight",
     ),
     "nothing to check": (["check", "--batch", "0"], "has no outputs"),
+    "nothing to compile": (["compile", "kb64", "--batch", "0"], "has no outputs"),
     "impossible problem": (["check", "--stride", "0"], "stride must be positive"),
     "impossible groups": (["check", "--groups", "3"], "divisible by groups"),
     "nothing to explain": (

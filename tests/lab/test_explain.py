@@ -240,6 +240,12 @@ MISTAKES = {
     "channels": ((nn.ConvTranspose1d(4, 4, 3), (1, 5, 9)), {}, RuntimeError, r"must be \(N, 4, L\)"),
     "rank": ((nn.ConvTranspose1d(4, 4, 3), (9,)), {}, RuntimeError, r"must be \(N, 4, L\)"),
     "length": ((nn.ConvTranspose1d(4, 4, 3), (1, 4, 0)), {}, RuntimeError, "length must be positive"),
+    "output_padding": (
+        (nn.ConvTranspose1d(4, 4, 3, stride=2, padding=1, output_padding=2), (1, 4, 9)),
+        {},
+        RuntimeError,
+        "output_padding must be smaller than the larger of stride and dilation",
+    ),
     "dtype": (("kb64",), dict(dtype=torch.int32), ValueError, r"dtype must be one of torch\.float64"),
     "variant": (("kb64",), dict(variant="k9"), ValueError, "unknown variant 'k9'"),
     "precision": (("kb64",), dict(precision="tf31"), ValueError, "torch.float32 has ieee, tf32, tf32x3"),

@@ -1,5 +1,7 @@
 """``alias_free_activation``, its layer, and both in ``convert`` and ``freeze``, on the CPU."""
 
+from contextvars import ContextVar
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,8 @@ from numba_tconv import AliasFreeActivation, alias_free_activation, convert, fre
 from numba_tconv.torch_api import alias_free_operators as ops
 from numba_tconv.torch_api.alias_free import tensors_of
 from tests.published_activations import Activation1d, Snake, TorchActivation1d, taps
+
+from .test_routed import Dispatched
 
 C = 3
 X = torch.randn(2, C, 9, generator=torch.Generator().manual_seed(0))
@@ -141,6 +145,12 @@ def test_tensors_with_a_torch_function_receive_it():
     assert len(args) == 3
     assert kwargs["up_ratio"] == 3
     assert kwargs.keys() == {"up_filter", "down_filter", "up_ratio", "down_ratio", "log_scale", "activation"}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_torch_computes_an_operand_that_knows_its_operators_alone(monkeypatch, name):
+    monkeypatch.setattr(ops, "as_on_a_gpu", ContextVar("as_on_a_gpu", default=True))
+    assert torch.equal(call(**{name: Dispatched(GOOD[name])}), call())
 
 
 # The layer

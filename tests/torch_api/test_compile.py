@@ -84,3 +84,22 @@ def test_an_exported_decoder_is_saved_and_loaded(decoder):
     file.seek(0)
     x = inputs(3, 11)
     assert torch.equal(torch.export.load(file).module()(x), decoder(x))
+
+
+@pytest.mark.parametrize("dimension", [0, 2])
+def test_a_batch_or_length_that_depends_on_values_is_traced_whole(dimension):
+    from torch._dynamo import config  # takes seconds
+
+    layer, x = ConvTranspose1d(4, 6, 4, stride=2, padding=1).double(), torch.randn(5, 4, 5, dtype=torch.float64)
+
+    def gradients(call, some):
+        return torch.autograd.grad(call(some).square().sum(), list(layer.parameters()))
+
+    def chosen(some):
+        return layer(x.index_select(dimension, some.nonzero()[:, 0]))
+
+    compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
+    with config.patch(capture_dynamic_output_shape_ops=True):
+        for some in ([1, 0, 0, 1, 1], [0, 0, 1, 0, 0], [1, 1, 1, 1, 1]):
+            some = torch.tensor(some)
+            torch.testing.assert_close(gradients(compiled, some), gradients(chosen, some))

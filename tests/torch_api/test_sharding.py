@@ -166,3 +166,20 @@ def test_a_tensor_parallel_model_has_the_gradients_of_one_process(found):
     expected = trained(model(), operands("batch")[0].requires_grad_())
     for process in found:
         torch.testing.assert_close(process["model"], expected)
+
+
+@pytest.mark.parametrize("channels", [(4, 7), (7, 4), (4, 4)], ids=str)
+@pytest.mark.parametrize("places", [("whole", 1, 0), (1, 0, "whole")], ids=str)
+def test_a_process_without_a_share_of_the_channels_computes_all(monkeypatch, channels, places):
+    """Three processes share four channels by two, two and none; collectives do nothing here."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    monkeypatch.setattr(functional, "_ours", lambda *_: True)
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=3)
+    try:
+        mesh, (inputs, outputs) = dist.device_mesh.init_device_mesh("cpu", (3,)), channels
+        tensors = torch.randn(2, inputs, 5), torch.randn(inputs, outputs, 4), torch.randn(outputs)
+        shared = [distributed(tensor, mesh, place) for tensor, place in zip(tensors, places, strict=True)]
+        assert [one.shape for one in outcome(conv_transpose1d, shared, DENSE)[1:]] == [one.shape for one in tensors]
+    finally:
+        dist.destroy_process_group()

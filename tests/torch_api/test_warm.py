@@ -136,6 +136,10 @@ def test_in_inference_mode_and_in_scripts_layers_are_found_too():
     with torch.inference_mode():
         assert transposed_convolutions(model, torch.empty(2, 8, 100)) == FOUND
         assert torch.is_inference_mode_enabled()
+    for deeper in (model, torch.jit.script(model)):
+        assert transposed_convolutions(torch.inference_mode()(lambda x, call=deeper: call(x)), x) == FOUND
+    alone = torch.inference_mode()(lambda x: torch.conv_transpose1d(x[0], x[0, :, :4, None]))
+    assert transposed_convolutions(alone, x) == [Noted(Problem(1, 8, 4, 1, 100), x.dtype, "", "ieee")]
 
 
 def test_lazy_layers_are_refused_and_stay_as_they_are():

@@ -15,8 +15,9 @@ COLUMNS = 32  # of a block with several blocks of input channels
 FEW_COLUMNS = 128  # of a block with one
 MOST_SUMS = 16  # 4-byte registers of a thread for sums
 AHEAD, FEW_AHEAD, MANY_SUMS = 8, 4, 8  # weights of a thread in flight; fewer in float64 or with many sums
+MOST_STRIDE = 1 << 18  # outputs in 32 bits
 MOST_SHARED = 80 * 1024  # bytes of a block: two fit on a multiprocessor of 8.0, or from 9.0 on
-MINIMUM_CC = 8, 0  # the first whose blocks may have so much
+MINIMUM_CC = 8, 0  # whose blocks may have so much
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def reason_against(problem: Problem, dtype: torch.dtype) -> str | None:
         return f"it takes {', '.join(e.name for e in ELEMENTS.values())}, not {str(dtype).removeprefix('torch.')}"
     if problem.kernel_size > MOST_THREADS:
         return f"it takes up to {MOST_THREADS} taps"
+    if problem.stride > MOST_STRIDE:
+        return f"it takes strides up to {MOST_STRIDE}"
     if (need := _config(problem, dtype, 1, 1).shared_bytes) > MOST_SHARED:
         return f"one slot and frame need {need} bytes of shared memory, of {MOST_SHARED}"
     return None

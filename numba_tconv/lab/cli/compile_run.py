@@ -67,6 +67,8 @@ def _calls_of_problems(names: list[str], arguments, device: Device) -> list[comp
         problems = [replace(commands.ONE_ELEMENT, **sizes)]
     else:
         problems = [replace(one.problem, **sizes) for one in workloads.expand(names or SETS)]
+    if empty := [problem for problem in problems if 0 in problem.out_shape]:
+        raise Mistake(f"{empty[0]} has no outputs")
     dtypes = arguments.dtype or ["float32"]
     precisions = [commands.checked_precision(dtypes, one) for one in arguments.precision or [None]]
     arithmetic = [(bench.DTYPES[dtype], precision) for dtype in dtypes for precision in precisions]

@@ -18,6 +18,7 @@ from numba_tconv.selection.joined import joined
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api.functional import default_precision, require_known
 from numba_tconv.torch_api.module import ConvTranspose1d
+from numba_tconv.torch_api.sizes import check_output_padding
 
 from .explanation import Candidate, Explanation, name_of
 
@@ -122,6 +123,7 @@ def _problem_of_layer(layer, input_shape) -> Problem:
             f"input_shape must be (N, {layer.in_channels}, L) or ({layer.in_channels}, L), got {tuple(input_shape)}"
         )
     (taps,), (stride,), (dilation,) = layer.kernel_size, layer.stride, layer.dilation
+    check_output_padding(layer.output_padding[0], stride, dilation)
     padding = layer.padding[0] if len(layer.padding) == 1 else layer.padding
     parts = parts_of(padding, taps, stride, layer.output_padding[0], dilation)
     return Problem(
