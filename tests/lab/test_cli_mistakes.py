@@ -26,6 +26,7 @@ def test_every_command_has_help(capsys, verb):
 
 MISTAKES = {
     "unknown workload": (["bench", "kb65"], "no workload is called 'kb65'; did you mean kb64"),
+    "no workload like it": (["bench", "zzz"], "no workload is called 'zzz'; there are kb64, kb74"),
     "unknown workload to sweep": (["sweep", "kb65"], "did you mean kb64"),
     "unknown workload to search": (["search", "kb65"], "did you mean kb64"),
     "unknown workload to inspect": (["inspect", "k1_gather", "kb65"], "did you mean kb64"),

@@ -37,6 +37,9 @@ def report(cc=(9, 0), threads=256, registers=32, shared=0, **values):
         (dict(shared=227 * 1024), 1, 0.125),
         (dict(shared=113 * 1024), 2, 0.25),
         (dict(shared=114 * 1024), 1, 0.125),
+        (dict(shared=228 * 1024), 0, 0.0),
+        (dict(threads=1024), 2, 1.0),
+        (dict(threads=1025), 0, 0.0),
         (dict(cc=(7, 5), threads=256), 4, 1.0),
         (dict(cc=(9, 0, "a"), threads=512), 4, 1.0),
     ],
@@ -163,3 +166,8 @@ def test_everything_of_a_rung_is_printed(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "kernel" not in out
     assert "predicted" not in out
+    assert "launch fails" not in out
+    large = report(threads=2048)
+    large.__dict__.update(instruction_mix=Counter())
+    inspection.print_report(large)
+    assert "no multiprocessor takes such a block: the launch fails" in capsys.readouterr().out

@@ -82,6 +82,8 @@ def print_rung(
 
 def print_report(report: offline.Report) -> None:
     print(table.markdown(REPORT_HEADER, [report_cells(report)]))
+    if not report.blocks_per_multiprocessor:
+        print("\nno multiprocessor takes such a block: the launch fails")
     total = report.instruction_mix.total()
     if total:
         common = report.instruction_mix.most_common(MOST_COMMON)

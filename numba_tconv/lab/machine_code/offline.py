@@ -13,6 +13,7 @@ from pathlib import Path
 from numba_tconv.runtime.device import LIMITS, REGISTERS, RESERVED_SHARED
 from numba_tconv.runtime.kernel import Kernel, architecture, target
 
+MOST_THREADS = 1024  # a block
 PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
 
 
@@ -58,7 +59,7 @@ class Report:
         registers_a_warp = -(-self.registers * 32 // 256) * 256
         return min(
             blocks,
-            threads // (warps * 32),
+            threads // (warps * 32) if self.threads <= MOST_THREADS else 0,
             REGISTERS // (registers_a_warp * warps),
             shared // (self.shared_bytes + RESERVED_SHARED),
         )

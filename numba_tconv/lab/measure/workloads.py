@@ -87,8 +87,9 @@ NAMED_SIZES = re.compile(
 def get(name: str) -> Workload:
     """The workload ``name``, in any case. Raises ValueError."""
     if name.lower() not in WORKLOADS:
-        close = difflib.get_close_matches(name.lower(), WORKLOADS, n=3) or sorted(WORKLOADS)
-        raise ValueError(f"no workload is called {name!r}; did you mean {', '.join(close)}?")
+        close = difflib.get_close_matches(name.lower(), WORKLOADS, n=3)
+        said = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(WORKLOADS)}"
+        raise ValueError(f"no workload is called {name!r}; {said}")
     return WORKLOADS[name.lower()]
 
 
