@@ -38,7 +38,7 @@ def row(workload="kb64", rung="k4_register_tile", *, slower=1.4, precision="ieee
         direction="forward",
         rung=rung,
         dtype="float32",
-        precision=precision,
+        precision=values.get("dtype", precision),  # float32 alone has several
         weights="call",
         length=problem.length,
         ms_p20=ms * 0.99,

@@ -243,7 +243,7 @@ def test_the_ladder_tells_what_each_rung_gained():
     ]
     beside = [row("depthwise", rung, ms_p50=ms) for rung, ms in (("k4_register_tile", 2), ("depthwise", 0.5))]
     in_float64 = [
-        replace(row(rung=rung, dtype="float64", ms_p50=ms, roofline=None), precision="float64")
+        row(rung=rung, dtype="float64", ms_p50=ms, roofline=None)
         for rung, ms in (("k3_shared_tile", 30), ("k4_register_tile", 20), ("k5_dmma", 8))
     ]
     others = [row("kb74", "k3_shared_tile"), *in_float64]

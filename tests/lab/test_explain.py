@@ -161,7 +161,7 @@ def test_rows_of_other_measurements_are_not(data):
     others = (
         dict(gpu="NVIDIA H100 80GB HBM3"),
         dict(direction="grad_input"),
-        dict(dtype="float64"),
+        dict(dtype="float64", precision="float64"),
         dict(precision="tf32"),
         dict(length=2048),
         dict(workload="kb63"),

@@ -89,7 +89,7 @@ def test_the_ladder_is_of_float32_and_of_rungs_that_stand_on_it():
     beside = [
         row(rung="depthwise"),
         row(rung="k6_wgmma", precision="tf32x3"),
-        row(rung="k6_wgmma", dtype="bfloat16", precision="bf16"),
+        row(rung="k6_wgmma", dtype="bfloat16"),
         row("dac_u1"),
     ]
     assert all(by_rung.shown(one) for one in whole_ladder())
