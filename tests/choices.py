@@ -10,7 +10,7 @@ import torch
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.streaming import depthwise, mma_tile, tile
-from numba_tconv.runtime.device import A100, H200
+from numba_tconv.runtime.device import A100, GPUS, H200
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 
@@ -66,4 +66,4 @@ def everything() -> dict[str, dict]:
         draw = random.Random(f"choices {number}")
         p = drawn(draw)
         found[str(p)] = ", ".join(f"{name} {digest(str(config))}" for name, config in chosen(draw, p))
-    return {"choices": found}
+    return {"choices": found, "GPUs": {name: str(gpu) for name, gpu in GPUS.items()}}

@@ -39,7 +39,7 @@ def test_the_lab_says_what_is_recorded():
 def test_the_record_has_every_problem_and_every_rung():
     record = plans.recorded()
     lab = "options", "explanations", "cases", "workloads", "waveforms", "roundings", "bounds", "loads", "shown"
-    assert list(record) == [*plans.names(), *lab, "studies", "defaults", "pages", "figures", "choices"]
+    assert list(record) == [*plans.names(), *lab, "studies", "defaults", "pages", "figures", "choices", "GPUs"]
     assert {plan.split()[0] for of in record.values() for plan in of} >= {*RUNGS, *GRADIENTS, "streaming", "float32"}
     assert any(plan.startswith("joined") for of in record.values() for plan in of)
 

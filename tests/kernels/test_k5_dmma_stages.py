@@ -14,8 +14,9 @@ from tests.kernels.test_k5_dmma import configs
 def test_every_stage_of_the_ring_has_its_own_weights_and_channels(monkeypatch, inside):
     """A producer thread in Python, for two chunks of taps and a last stage of one channel."""
     c = next(c for _, c in configs() if c.ring and c.x_vector == 2)
-    copies, elsewhere = [], []
-    for name in ("barrier_sync", "mbarrier_wait", "mbarrier_await_copies", "mbarrier_arrive_expect_tx"):
+    copies, elsewhere, waits = [], [], []
+    monkeypatch.setattr(k5_dmma_ring, "mbarrier_wait", lambda *told: waits.append(told))
+    for name in ("barrier_sync", "mbarrier_await_copies", "mbarrier_arrive_expect_tx"):
         monkeypatch.setattr(k5_dmma_ring, name, lambda *arguments: None)
     monkeypatch.setattr(k5_dmma_ring, "device_function", lambda function: function)
     monkeypatch.setattr(k5_dmma_ring, "cuda", SimpleNamespace(threadIdx=SimpleNamespace(x=c.threads)))
@@ -29,9 +30,13 @@ def test_every_stage_of_the_ring_has_its_own_weights_and_channels(monkeypatch, i
     block = SimpleNamespace(base=1024, tile_offset=48, group_offset=96, first_column=4 * c.copied)
     grid = SimpleNamespace(tap_chunks=2, first_column=0, columns=columns)
     sizes = SimpleNamespace(batch=1, length=columns if inside else 0, in_per_group=channels)
-    k5_dmma_ring.make_fill_ring(c)(block, 0, 0, SimpleNamespace(data="x", stride_n=0, stride_c=pitch), "w", sizes, grid)
+    k5_dmma_ring.make_fill_ring(c)(
+        block, 0, 512, SimpleNamespace(data="x", stride_n=0, stride_c=pitch), "w", sizes, grid
+    )
     stages = list(itertools.product(range(2), range(fulls + 1)))
     places = [z % c.stages * c.stage for z in range(len(stages))]
+    assert len(stages) > 2 * c.stages
+    assert waits == [(512 + 8 * (z % c.stages), (1 + z // c.stages) % 2) for z in range(len(stages))]
     assert [copy for copy in copies if copy[1] == "w"] == [
         (block.base + (at + c.x_stage) * c.itemsize, "w", block.tile_offset + z * c.w_stage, c.w_stage * c.itemsize)
         for z, at in enumerate(places)
