@@ -49,12 +49,13 @@ def bytes_of(kind):
 def value_type(kind):
     if isinstance(kind, types.Float) and kind.bitwidth > 16:
         return ir.FloatType() if kind.bitwidth == 32 else ir.DoubleType()
-    return ir.IntType(kind.bitwidth)
+    return ir.IntType(1 if kind == types.boolean else kind.bitwidth)
 
 
 CONTEXT = SimpleNamespace(
     get_value_type=value_type,
     get_dummy_value=lambda: None,
+    make_tuple=lambda builder, kind, values: values,
     make_array=lambda kind: lambda context, builder, array: array,
 )
 
@@ -82,6 +83,50 @@ def signed(value):
     return bits - (bits >> value.type.width - 1 << value.type.width)
 
 
+def run(builder, text, registers):
+    """PTX of moves, loads, stores and copies, whose registers hold bits; ``p`` is a predicate."""
+
+    def value(name, size):
+        if name[0] == "{":
+            parts = [value(one, size // 2) for one in name.strip("{}").split(", ")]
+            return sum(part << z * size // 2 * 8 for z, part in enumerate(parts))
+        return int(registers.get(name, name)) % 2 ** (8 * size)
+
+    body = text.strip()[1:-1] if text.startswith("{") else text
+    for statement in filter(None, map(str.strip, body.split(";"))):
+        wanted, name, told = re.fullmatch(r"(?:@(p) )?(\S+) (.*)", statement).groups()
+        operands = re.findall(r"{.*?}|[^,\s]+", told)
+        if name.startswith(".reg") or (wanted and not registers["p"]):
+            continue
+        operation, *of, kind = name.split(".")
+        size = int(kind[1:]) // 8 if kind[1:].isdigit() else 0
+        places = [one.strip("{}[] ") for one in operands]
+        if operation == "setp":
+            registers["p"] = value(operands[1], 4) != value(operands[2], 4)
+        elif operation == "mov" and operands[0][0] == "{":
+            for z, one in enumerate(places[0].split(", ")):
+                registers[one] = value(operands[1], size) >> 8 * size // 2 * z & 2 ** (4 * size) - 1
+        elif operation == "mov":
+            registers[operands[0]] = value(operands[1], size)
+        elif operation in ("ld", "st"):
+            at, names = (places[1], places[0]) if operation == "ld" else (places[0], places[1])
+            names = names.split(", ")
+            assert of[1:] == ([f"v{len(names)}"] if len(names) > 1 else [])
+            for z, one in enumerate(names):
+                place = value(at, 8) + z * size
+                if operation == "ld":
+                    registers[one] = builder.at(place, size, size if z else size * len(names))
+                else:
+                    builder.write(place, value(one, size), size, size if z else size * len(names))
+        else:
+            assert name in ("cp.async.cg.shared.global", "cp.async.ca.shared.global"), name
+            target, source, count, *used = (value(one, 8) for one in places)
+            assert (count == 16) == ("cg" in name)
+            assert target % count == source % count == 0
+            for z in range(count):
+                builder.write(target + z, 0 if used and z >= used[0] else builder.at(source + z, 1, 1), 1)
+
+
 class Builder:
     def __init__(self, size=4096):
         self.memory, self.used, self.runs = np.zeros(size, np.uint8), 0, True
@@ -104,14 +149,23 @@ class Builder:
         constraints = function.constraint.split(",")
         letters = [c for c in constraints if not c.startswith(("=", "~"))]
         assert len(letters) == len(arguments)
-        sizes = {"h": ir.IntType(16), "r": ir.IntType(32), "l": ir.IntType(64), "f": ir.FloatType()}
+        sizes = {"h": ir.IntType(16), "r": ir.IntType(32), "l": ir.IntType(64)}
+        sizes |= {"f": ir.FloatType(), "d": ir.DoubleType()}
         assert all(sizes[letter] == argument.type for letter, argument in zip(letters, arguments, strict=True))
+        results = [*result.elements] if isinstance(result, ir.LiteralStructType) else [result]
+        results = [] if isinstance(result, ir.VoidType) else results
+        written = [letter for kind in results for letter, of in sizes.items() if of == kind]
+        assert [c.strip("=&") for c in constraints if c.startswith("=")] == written
         for pattern, compute in PATTERNS.items():
             if found := re.fullmatch(pattern, text):
-                written = [f"={letter}" for letter, kind in sizes.items() if kind == result]
-                assert [c for c in constraints if c.startswith("=")] == written
                 return Value(result, compute(self, *map(number, arguments), *found.groups()))
-        raise AssertionError(text)
+        registers = {f"${len(results) + k}": self.bits(a) for k, a in enumerate(arguments)}
+        run(self, text, registers)
+        values = [self.of_bits(kind, registers[f"${z}"]) for z, kind in enumerate(results)]
+        return values[0] if len(values) == 1 else Value(result, values)
+
+    def extract_value(self, several, z):
+        return several.number[z]
 
     def guarded(self, position, length, address, zero, size):
         assert zero == size
@@ -234,9 +288,13 @@ class Builder:
 
 
 def computed(intrinsic, builder, *arguments):
-    """Run an intrinsic's code. ``arguments``: arrays of the builder, and integers by their parameter's type."""
-    given = [a.type if hasattr(a, "view") else None for a in arguments]
+    """Run an intrinsic's code. ``arguments``: arrays of the builder, tuples of words, or numbers."""
+
+    def argument(kind, given):
+        if isinstance(given, tuple):
+            return Value(None, [Value(ir.IntType(32), one) for one in given])
+        return given if hasattr(given, "view") else Value(value_type(kind), given)
+
+    given = [a.type if hasattr(a, "view") else types.intp for a in arguments]
     signature, code = intrinsic._defn(None, *given)
-    both = zip(signature.args, arguments, strict=True)
-    values = [a if hasattr(a, "view") else Value(value_type(kind), a) for kind, a in both]
-    return code(CONTEXT, builder, signature, values)
+    return code(CONTEXT, builder, signature, [*map(argument, signature.args, arguments)])
