@@ -120,3 +120,26 @@ def test_a_product_of_grad_input_multiplies_the_registers_of_each_block(monkeypa
         input_operands.make_operands(config).multiply("sums", list(range(100, 120)), 3, 9)
         each = config.channels // 2
         assert found == [(b * each, *(103 + 4 * b + z for z in range(4)), 9, 1) for b in range(config.blocks)]
+
+
+def test_a_tile_is_staged_when_products_have_read_the_ring_and_stored_when_it_is_whole(monkeypatch):
+    calls, config = [], configs(Problem(4, 64, 64, 4, 300, stride=4), "bf16", 1, alternate=False)[0]
+    in_python(
+        monkeypatch,
+        epilogue,
+        cuda=SimpleNamespace(local=SimpleNamespace(array=lambda n, dtype: [None] * n)),
+        repeated=lambda function, count: lambda k, state: calls.append("stage"),
+        divided=divmod,
+        barrier_sync=lambda *told: calls.append(told),
+        load_vector=lambda *_: calls.append("load"),
+        store_run=lambda element: lambda *_: calls.append("store"),
+    )
+    store = epilogue._make_direct(config)
+    grid, block = (
+        SimpleNamespace(group_channels=64, group_rows=64),
+        SimpleNamespace(pair_tile=0, channel_tile=0, group=0),
+    )
+    store([0.0] * config.sums, None, epilogue.Staging({}, 0), grid, block, SimpleNamespace(warpgroup=0, warp=0, lane=0))
+    meeting = epilogue.BARRIER, 128 * CONSUMERS
+    assert calls[:3] == [meeting, "stage", meeting]
+    assert set(calls[3:]) == {"load", "store"}
