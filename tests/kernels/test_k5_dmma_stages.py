@@ -9,9 +9,19 @@ import pytest
 from numba_tconv.kernels.k5_dmma import ring as k5_dmma_ring
 from tests.kernels.test_k5_dmma import configs
 
+# Where a block's windows lie, in windows: its first column, the signal's first column and length, columns of a sample.
+PLACES = {
+    "inside": (4, 0, 8, 8),
+    "before the first sample": (-4, 0, 8, 8),
+    "behind the last sample": (12, 0, 8, 8),
+    "before a signal": (4, -8, 8, 8),
+    "at a signal's end": (4, 0, 4, 8),
+    "across samples": (4, 0, 8, 4),
+}
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_every_stage_of_the_ring_has_its_own_weights_and_channels(monkeypatch, inside):
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_stage_of_the_ring_has_its_own_weights_and_channels(monkeypatch, place):
     """A producer thread in Python, for two chunks of taps and a last stage of one channel."""
     c = next(c for _, c in configs() if c.ring and c.x_vector == 2)
     copies, elsewhere, waits = [], [], []
@@ -26,10 +36,11 @@ def test_every_stage_of_the_ring_has_its_own_weights_and_channels(monkeypatch, i
     )
     monkeypatch.setattr(k5_dmma_ring, "cp_async_bulk", lambda *arguments: copies.append(arguments[:4]))
     fulls = c.stages + 1
-    channels, columns, pitch = fulls * c.block_k + 1, 8 * c.copied, 16 * c.copied
-    block = SimpleNamespace(base=1024, tile_offset=48, group_offset=96, first_column=4 * c.copied)
-    grid = SimpleNamespace(tap_chunks=2, first_column=0, columns=columns)
-    sizes = SimpleNamespace(batch=1, length=columns if inside else 0, in_per_group=channels)
+    channels, pitch, inside = fulls * c.block_k + 1, 16 * c.copied, place == "inside"
+    block_column, first_column, length, columns = (number * c.copied for number in PLACES[place])
+    block = SimpleNamespace(base=1024, tile_offset=48, group_offset=96, first_column=block_column)
+    grid = SimpleNamespace(tap_chunks=2, first_column=first_column, columns=columns)
+    sizes = SimpleNamespace(batch=1, length=length, in_per_group=channels)
     k5_dmma_ring.make_fill_ring(c)(
         block, 0, 512, SimpleNamespace(data="x", stride_n=0, stride_c=pitch), "w", sizes, grid
     )
