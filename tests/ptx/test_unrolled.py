@@ -20,7 +20,9 @@ from .builder_in_python import Builder, computed
 
 STORED = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 elements = pytest.mark.parametrize("element", ELEMENTS.values(), ids=lambda element: element.name)
-halves = pytest.mark.parametrize("element", [e for e in ELEMENTS.values() if e.storage.bitwidth == 16], ids=str)
+halves = pytest.mark.parametrize(
+    "element", [e for e in ELEMENTS.values() if e.storage.bitwidth == 16], ids=lambda element: element.name
+)
 VALUES = [3, -2, 5, 1, -7, 4, 2, 9, -6, 8, 11, -1, 13, 7, -3, 6, 10, -5, 12, -4]  # differ, and are exact in all dtypes
 
 
