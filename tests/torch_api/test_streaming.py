@@ -241,8 +241,7 @@ def test_a_state_that_shares_memory_is_refused(shared):
     assert torch.equal(memory, before)
     arguments[shared] = memory[8 : 8 + like.numel()].view(like.shape)  # its neighbour
     streaming.step(**arguments)
-    apart = [2 * stride for stride in like.stride()]
-    last = sum((size - 1) * stride for size, stride in zip(like.shape, apart, strict=True))
+    apart, last = [2 * stride for stride in like.stride()], 2 * like.numel() - 2
     arguments = bad(state=memory[90:98].view(2, 4, 1)) | {shared: memory.as_strided(like.shape, apart, 90 - last)}
     with pytest.raises(RuntimeError, match=f"share memory with {shared}"):  # its last element
         streaming.step(**arguments)
