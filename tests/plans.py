@@ -48,6 +48,7 @@ from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.joined import joined
 from numba_tconv.selection.registry import RUNGS
 
+from . import choices
 from .lab import said
 from .parity import SMALL
 
@@ -423,7 +424,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.plans", description="compare plans with a record")
     parser.add_argument("--record", action="store_true", help="keep this tree's plans as the record")
     options = parser.parse_args(arguments)
-    now = planned() | said.everything()
+    now = planned() | said.everything() | choices.everything()
     found = list(differences(recorded(), now))
     print("\n".join(found) or "everything is as recorded")
     if options.record:

@@ -10,7 +10,7 @@ if SIMULATOR:
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 
-from . import plans
+from . import choices, plans
 from .lab import said
 
 SHARES = 6  # computed by as many processes
@@ -28,6 +28,10 @@ def test_plans_are_as_recorded(share):
     check(plans.planned(share, SHARES))
 
 
+def test_the_configurations_of_drawn_problems_are_as_recorded():
+    check(choices.everything())
+
+
 def test_the_lab_says_what_is_recorded():
     check(said.everything())
 
@@ -35,7 +39,7 @@ def test_the_lab_says_what_is_recorded():
 def test_the_record_has_every_problem_and_every_rung():
     record = plans.recorded()
     lab = "options", "explanations", "cases", "workloads", "waveforms", "roundings", "bounds", "loads", "shown"
-    assert list(record) == [*plans.names(), *lab, "studies", "defaults", "pages", "figures"]
+    assert list(record) == [*plans.names(), *lab, "studies", "defaults", "pages", "figures", "choices", "GPUs"]
     assert {plan.split()[0] for of in record.values() for plan in of} >= {*RUNGS, *GRADIENTS, "streaming", "float32"}
     assert any(plan.startswith("joined") for of in record.values() for plan in of)
 

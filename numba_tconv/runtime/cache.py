@@ -10,6 +10,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,10 +40,8 @@ def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
     for path in sorted(path for layer in LAYERS for path in (source / layer).rglob("*.py")):
         digest.update(f"{path.relative_to(source)}\0".encode() + path.read_bytes())
     for name in COMPILERS:
-        try:
+        with suppress(PackageNotFoundError):
             digest.update(f"{name} {version(name)}".encode())
-        except PackageNotFoundError:
-            digest.update(f"{name} none".encode())
     return digest.hexdigest()
 
 

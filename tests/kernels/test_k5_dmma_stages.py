@@ -9,13 +9,24 @@ import pytest
 from numba_tconv.kernels.k5_dmma import ring as k5_dmma_ring
 from tests.kernels.test_k5_dmma import configs
 
+# Where a block's windows lie, in windows: its first column, the signal's first column and length, columns of a sample.
+PLACES = {
+    "inside": (4, 0, 8, 8),
+    "before the first sample": (-4, 0, 8, 8),
+    "behind the last sample": (12, 0, 8, 8),
+    "before a signal": (4, -8, 8, 8),
+    "at a signal's end": (4, 0, 4, 8),
+    "across samples": (4, 0, 8, 4),
+}
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_every_stage_of_the_ring_has_its_own_weights_and_channels(monkeypatch, inside):
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_stage_of_the_ring_has_its_own_weights_and_channels(monkeypatch, place):
     """A producer thread in Python, for two chunks of taps and a last stage of one channel."""
     c = next(c for _, c in configs() if c.ring and c.x_vector == 2)
-    copies, elsewhere = [], []
-    for name in ("barrier_sync", "mbarrier_wait", "mbarrier_await_copies", "mbarrier_arrive_expect_tx"):
+    copies, elsewhere, waits = [], [], []
+    monkeypatch.setattr(k5_dmma_ring, "mbarrier_wait", lambda *told: waits.append(told))
+    for name in ("barrier_sync", "mbarrier_await_copies", "mbarrier_arrive_expect_tx"):
         monkeypatch.setattr(k5_dmma_ring, name, lambda *arguments: None)
     monkeypatch.setattr(k5_dmma_ring, "device_function", lambda function: function)
     monkeypatch.setattr(k5_dmma_ring, "cuda", SimpleNamespace(threadIdx=SimpleNamespace(x=c.threads)))
@@ -25,13 +36,18 @@ def test_every_stage_of_the_ring_has_its_own_weights_and_channels(monkeypatch, i
     )
     monkeypatch.setattr(k5_dmma_ring, "cp_async_bulk", lambda *arguments: copies.append(arguments[:4]))
     fulls = c.stages + 1
-    channels, columns, pitch = fulls * c.block_k + 1, 8 * c.copied, 16 * c.copied
-    block = SimpleNamespace(base=1024, tile_offset=48, group_offset=96, first_column=4 * c.copied)
-    grid = SimpleNamespace(tap_chunks=2, first_column=0, columns=columns)
-    sizes = SimpleNamespace(batch=1, length=columns if inside else 0, in_per_group=channels)
-    k5_dmma_ring.make_fill_ring(c)(block, 0, 0, SimpleNamespace(data="x", stride_n=0, stride_c=pitch), "w", sizes, grid)
+    channels, pitch, inside = fulls * c.block_k + 1, 16 * c.copied, place == "inside"
+    block_column, first_column, length, columns = (number * c.copied for number in PLACES[place])
+    block = SimpleNamespace(base=1024, tile_offset=48, group_offset=96, first_column=block_column)
+    grid = SimpleNamespace(tap_chunks=2, first_column=first_column, columns=columns)
+    sizes = SimpleNamespace(batch=1, length=length, in_per_group=channels)
+    k5_dmma_ring.make_fill_ring(c)(
+        block, 0, 512, SimpleNamespace(data="x", stride_n=0, stride_c=pitch), "w", sizes, grid
+    )
     stages = list(itertools.product(range(2), range(fulls + 1)))
     places = [z % c.stages * c.stage for z in range(len(stages))]
+    assert len(stages) > 2 * c.stages
+    assert waits == [(512 + 8 * (z % c.stages), (1 + z // c.stages) % 2) for z in range(len(stages))]
     assert [copy for copy in copies if copy[1] == "w"] == [
         (block.base + (at + c.x_stage) * c.itemsize, "w", block.tile_offset + z * c.w_stage, c.w_stage * c.itemsize)
         for z, at in enumerate(places)

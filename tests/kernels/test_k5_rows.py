@@ -4,6 +4,7 @@ import contextlib
 import itertools
 from collections import defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from numba_tconv.kernels.common.tensor_core.outputs import Output, Place, Thread
 from numba_tconv.kernels.common.tensor_core.tile import staged_at
 from numba_tconv.kernels.k5_mma import choose as k5_choice
 from numba_tconv.kernels.k5_mma import epilogue as k5_store
-from numba_tconv.kernels.k5_mma.tile import RUN, run_of
+from numba_tconv.kernels.k5_mma.tile import RUN, Config, run_of
 from numba_tconv.lab.measure import workloads
 from tests.thorough import thorough
 
@@ -184,3 +185,16 @@ def sums_of(config, column_tile, columns, co, warp, lane):
                 sample, j = divmod(start + place, columns)
                 acc.append(code(sample, j, co + row, 0))
     return acc
+
+
+@pytest.mark.parametrize("warps", [1, 2, 4])
+@pytest.mark.parametrize("row", [64, 128, 256, 384, 4096], ids="{} bytes".format)
+def test_rounds_unroll_few_stores(row, warps):
+    """A warp stores 128 bytes at once, of as many channels as the most stores allow, but of one at least."""
+    for round_channels in (1, 3, 6, 16, 64, 128):
+        tile = SimpleNamespace(advance=row // 4, span=2, itemsize=2, round_channels=round_channels)
+        found = Config.channels_at_once.fget(SimpleNamespace(tile=tile, tile_warps=warps))
+        rounds = {c: -(-c // warps) for c in range(1, round_channels + 1) if round_channels % c == 0}
+        fitting = [c for c, r in rounds.items() if r == 1 or r * max(1, row // 128) <= 16]
+        assert found in fitting
+        assert all((c / rounds[c], c) <= (found / rounds[found], found) for c in fitting)

@@ -5,10 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.k5_mma import choose as k5_choice
 from numba_tconv.kernels.k5_mma import mainloop as k5_multiply
 from numba_tconv.kernels.k5_mma.arguments import RowTile, Weights
 from numba_tconv.kernels.k5_mma.choose import choose
 from numba_tconv.kernels.k5_mma.mainloop import NEXT, OWN, Selectors
+from numba_tconv.kernels.k5_mma.tile import RUN
 from numba_tconv.lab.measure import workloads
 from tests.shared_memory import shared_memory
 
@@ -76,3 +79,19 @@ def test_sums_begin_as_the_biases_of_their_rows(monkeypatch, workload, precision
             start(sums, biases)
             fragments = sums.reshape(config.fragments, k5_multiply.RUN, 2, 2)  # rows g and g + 8, of two columns
             assert np.array_equal(fragments, np.broadcast_to(biases.reshape(-1, 1, 2, 1), fragments.shape))
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "bf16"])
+def test_a_window_has_a_whole_row_of_taps_if_it_fits(precision, fragments):
+    whole = 0
+    for taps in range(1, 30):
+        p = Problem(1, 64, 64, taps, 100)
+        tile = k5_choice.make_tile(p, precision)
+        parts, vector = tile.operand_halves, 16 // tile.itemsize
+        width = RUN + -(-(taps - 1) // vector) * vector
+        fits = taps * fragments * RUN * (2 * parts - 1) <= k5_choice.MOST_PRODUCTS[parts]
+        fits = fits and width <= k5_choice.WINDOW_LIMIT[parts] and (parts == 1 or taps <= k5_choice.MOST_SPLIT_TAPS)
+        assert fits <= (k5_choice._tap_chunk(p, tile, fragments) == taps)
+        whole += fits
+    assert whole >= 3

@@ -90,6 +90,15 @@ def test_nobody_computes_what_no_block_holds():
     assert chosen(replace(just_fits, in_channels=20_165), precision="ieee") is type(None)
 
 
+@pytest.mark.parametrize("dilation", [1, 160, 330, 1300])
+def test_a_block_has_as_many_groups_as_fit(dilation):
+    p = Problem(1, 128, 64, 2, 1, 1, groups=64, dilation=dilation)
+    config = tile.choose(p, F32)
+    fitting = [n for n in (64, 32, 16, 8, 4) if replace(config, group_count=n).shared_bytes <= tile.MOST_SHARED]
+    assert config.group_count == fitting[0]
+    assert (dilation == 1) == (fitting[0] == 64)
+
+
 @pytest.mark.parametrize("shared", sorted({limit - RESERVED_SHARED for _, _, limit in LIMITS.values()}))
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_tiles_fit_and_cover_the_layer(shared, dtype):

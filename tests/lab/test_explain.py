@@ -180,6 +180,9 @@ def test_the_newest_row_counts_and_is_told(data):
     assert found.recorded_roofline == 0.8
     assert "80% of the roofline" in str(found)
     assert "(kb64, 2026-03-01, commit 0123abc)" in str(found)
+    (line,) = (line for line in str(found).splitlines() if line.strip().startswith(newest.rung) and ";" in line)
+    assert line.endswith(f"recorded {newest.ms_p50:.3g} ms")
+    assert f"recorded {newest.ms_p50:.3g} ms" in found._repr_html_()
 
 
 def test_rows_of_frozen_weights_say_so_and_count_where_there_are_no_others(data):

@@ -43,6 +43,8 @@ def test_versions_that_do_not_fit_are_told_with_whose_requirement_it_is(installe
     assert "numpy is 2.5.1, and numba-tconv needs numpy>=2,<2.5: pip install 'numpy>=2,<2.5'" in lines
     assert "torch is 2.8.0+cu129, and numba-tconv needs torch>=2.9: pip install 'torch>=2.9'" in lines
     assert lines == [line for line in info.advice() if line in lines]
+    installed["torch"] = "2.99.0a0+git1234"  # built from its source
+    assert not any(line.startswith("torch") for line in requirements.misfits())
 
 
 def test_requirements_of_requirements_count(installed):

@@ -141,6 +141,22 @@ def test_the_fingerprint_knows_the_source_and_the_compilers(tmp_path, monkeypatc
     assert len(set(seen)) == 4
 
 
+def test_the_fingerprint_knows_which_compilers_are_missing(tmp_path, monkeypatch):
+    def versions(missing):
+        def version(name):
+            if name in missing:
+                raise cache.PackageNotFoundError
+            return "1.0"
+
+        return version
+
+    seen = set()
+    for missing in ((), *((name,) for name in cache.COMPILERS), cache.COMPILERS):
+        monkeypatch.setattr(cache, "version", versions(missing))
+        seen.add(cache.fingerprint.__wrapped__(tmp_path))
+    assert len(seen) == len(cache.COMPILERS) + 2
+
+
 def test_the_fingerprint_is_that_of_the_package_by_itself():
     assert cache.fingerprint() == cache.fingerprint(Path(cache.__file__).parents[1])
 

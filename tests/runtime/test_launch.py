@@ -328,3 +328,43 @@ def test_a_gpu_is_made_the_current_one_where_it_is_not(monkeypatch, index):
     there = max(index, 0)
     assert steps == [("allocated", there), (("x", None, "result"), there)]
     assert current == [0]
+
+
+@pytest.mark.parametrize("current", [0, 7])
+def test_a_thread_enters_torchs_context_once_and_only_if_it_has_none(monkeypatch, current):
+    asked, fine = [], driver.CUresult.CUDA_SUCCESS
+    fake = SimpleNamespace(
+        CUdevice=lambda device: ("device", device),
+        cuCtxGetCurrent=lambda: (fine, current),
+        cuDevicePrimaryCtxRetain=lambda device: (fine, ("context of", device)),
+        cuCtxSetCurrent=lambda context: asked.append(context) or (fine,),
+    )
+    monkeypatch.setattr(launch, "driver", fake)
+    monkeypatch.setattr(launch, "_thread", launch._Thread())
+    for _ in range(2):
+        launch.enter_context(3)
+        assert launch._thread.has_context
+        assert asked == ([] if current else [("context of", ("device", 3))])
+    fake.cuCtxGetCurrent = lambda: pytest.fail("asked again")
+    launch.enter_context(3)
+
+
+def test_a_capture_forbids_again_what_it_did_before(monkeypatch):
+    """Also after an exception."""
+    modes, fine = ["global"], driver.CUresult.CUDA_SUCCESS
+
+    def exchange(mode):
+        modes.append(mode)
+        return fine, modes[-2]
+
+    monkeypatch.setattr(launch.driver, "cuThreadExchangeStreamCaptureMode", exchange)
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+    def interrupted():
+        with launch.capture_ignored():
+            assert modes == ["global", relaxed]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        interrupted()
+    assert modes == ["global", relaxed, "global"]

@@ -54,12 +54,15 @@ def test_a_single_process_is_this_one(tmp_path, monkeypatch, count, jobs):
     workers.run(write, [], jobs, "writing")
 
 
+def test_an_exception_that_another_process_cannot_be_told_is_told_in_words():
+    told = [pickle.loads(workers._pickled(one)) for one in (None, ValueError("not 1"), Unusual("not ", "0"))]
+    assert [repr(one) for one in told] == ["None", "ValueError('not 1')", "RuntimeError('Unusual: not 0')"]
+
+
 @pytest.mark.thorough
 def test_what_a_call_raises_is_raised(tmp_path):
     with pytest.raises(ValueError, match=r"not [01]"):
         workers.run(refuse, tasks(tmp_path, 2), 2, "refusing")
-    told = pickle.loads(workers._pickled(Unusual("not ", "0")))
-    assert repr(told) == "RuntimeError('Unusual: not 0')"
     with pytest.raises(RuntimeError, match="a process ended before its work did, with exit code 7"):
         workers.run(die, tasks(tmp_path, 6), 2, "dying")
 

@@ -74,6 +74,7 @@ CASES = {
     "resident": Case(SHORT, teams=2),
     "resident, in steps": Case(replace(LONG, length=300), "bf16", teams=1),
     "resident, half a word": Case(LONG, "fp16", skip=1, teams=2),
+    "resident, split": Case(SHORT, "tf32x3", teams=2),
     "resident, chunks of taps": Case(Problem(2, 12, 8, 16, 40, 2, 3, bias=True), chunk=4, teams=2),
 }
 

@@ -34,7 +34,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("precision", thorough(DTYPES, always=["tf32", "bf16"]))
+@pytest.mark.parametrize("precision", thorough(DTYPES, always=["tf32", "bf16", "tf32x3"]))
 def test_the_last_columns_outputs(monkeypatch, name, precision):
     p, dtype = PROBLEMS[name], DTYPES[precision]
     monkeypatch.setattr(k6_tail, "CHANNELS", 64 if name == "many channels" else 16)

@@ -59,9 +59,9 @@ def test_more_slots_than_threads():
     assert not state[:39].any()
 
 
-@pytest.mark.parametrize("channels", [4, 8])
+@pytest.mark.parametrize("channels", [4, 8, 12])
 def test_vectors_behind_the_last_output_channel_are_zeros(channels):
-    """The last block has one output channel of four, a quarter of a row of weights; or five of eight."""
+    """The last block has one output channel of four, a quarter of a row of weights; or five of eight or twelve."""
     s = stream(Problem(1, 8, 5, 8, 1, 4), 8, 1)
     p = replace(s.layer, batch=8, length=1)
     config = replace(mma_tile.choose(p, s.x.dtype), columns=8, channels=channels, warps=1, slices=1)

@@ -1,5 +1,7 @@
 """The operator of the alias-free activation on CPU tensors, and the plain-Python definition that judges it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 import reference
 from numba_tconv.formula.alias_free import ACTIVATIONS, alias_free
+from numba_tconv.runtime.device import GPUS
 from numba_tconv.torch_api import alias_free_operators as ops
 from numba_tconv.torch_api.alias_free_operators import alias_free_activation, composed
 
@@ -123,6 +126,58 @@ def test_kernels_get_the_strides_that_they_were_made_ready_for(monkeypatch, grad
     compute, more = (ops._gradients_cuda, (True,)) if gradients else (ops._cuda, ())
     compute(*[apart] * signals, *others, *CHOICES, *more)
     assert got == [(x.stride(), x.stride())] * signals
+
+
+MANY = alias_free((2**31 // 3 + 1, 3, 1), 12, 12, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gpu", "sizes", "ours"),
+    [
+        (torch.float32, "Tesla T4", None, True),
+        (torch.float16, "Tesla T4", None, True),
+        (torch.bfloat16, "Tesla T4", None, False),  # has no bfloat16
+        (torch.bfloat16, "NVIDIA A100", None, True),
+        (torch.float32, "NVIDIA A100", MANY, False),  # more rows than a grid has blocks
+        (torch.float32, "NVIDIA A100", MANY._replace(batch=0), False),
+    ],
+    ids=str,
+)
+def test_where_kernels_compute(monkeypatch, dtype, gpu, sizes, ours):
+    sizes = sizes or alias_free((2, 3, 9), 12, 12, 2, 2)
+    x = SimpleNamespace(is_cuda=True, dtype=dtype, get_device=lambda: 1)
+    monkeypatch.setattr(ops.device, "of", {1: GPUS[gpu]}.get)
+    monkeypatch.setattr(ops, "check", lambda *_: sizes)
+    monkeypatch.setattr(ops.plan, "prepare", lambda *_: "prepared")
+    assert ops._has_kernels(ops.Tensors(x, *[None] * 4), None) == ours
+    if sizes.rows:
+        made = ops.ready.__wrapped__(sizes, (27, 9, 1), dtype, 1, "snake", True)
+        assert (made is not None) == ours
+    x.is_cuda = False
+    assert not ops._has_kernels(ops.Tensors(x, *[None] * 4), None)
+
+
+@pytest.mark.parametrize(
+    "wanted", [(1, 0, 0, 0, 0), (1, 0, 0, 1, 1), (0, 0, 0, 1, 0), (0, 0, 0, 0, 1), (1, 0, 1, 0, 0)]
+)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_kernels_compute_the_gradients_that_are_wanted(monkeypatch, wanted, recorded):
+    """Neither of filters nor for a derivative of the gradient."""
+    x, up, down, alpha, beta = operands()
+    asked = []
+    monkeypatch.setattr(ops, "_has_kernels", lambda *_: True)
+    monkeypatch.setattr(ops, "alias_free_gradients", lambda *told: asked.append(told[-1]) or ("x", "alpha", "beta"))
+    monkeypatch.setattr(ops, "composed_gradients", lambda *_: ["torch's"] * 5)
+    tensors = (x, up, down, alpha, beta)
+    ctx = SimpleNamespace(choices=CHOICES, saved_tensors=tensors, needs_input_grad=(*map(bool, wanted), *[False] * 4))
+    with torch.set_grad_enabled(recorded):
+        found = ops._backward(ctx, x)
+    if recorded or wanted[2]:
+        assert (found, asked) == ((*["torch's"] * 5, *[None] * 4), [])
+    else:
+        names = "x", None, None, "alpha", "beta"
+        assert found == (*(name if of else None for name, of in zip(names, wanted, strict=True)), *[None] * 4)
+        assert asked == [bool(wanted[3] or wanted[4])]
 
 
 TIES = {"one tensor": lambda x, alpha: (x, alpha), "by computation": lambda x, alpha: (alpha[:, None] * x, alpha.exp())}

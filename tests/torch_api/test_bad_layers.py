@@ -2,12 +2,14 @@
 
 import itertools
 import random
+import re
 
 import pytest
 import torch
 from torch import nn
 
 import numba_tconv
+from numba_tconv.torch_api import streaming
 from tests.bad_calls import REPLACEMENTS, disagreement, outcome
 from tests.thorough import thorough
 
@@ -107,3 +109,18 @@ def test_called(made_with, varied, taken):  # noqa: F811
         if what := disagreement(ours, theirs):
             found[f"input {label}, output_size {size}, {change}"] = what
     assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((2, [1.0]), TypeError, "weight must be a Tensor, not list"),
+        ((2, torch.zeros(4, 2)), RuntimeError, "weight must be (C_in, C_out/groups, K), got shape (4, 2)"),
+        ((-1, torch.zeros(4, 2, 3)), RuntimeError, "batch_size must not be negative, got -1"),
+        ((2.0, torch.zeros(4, 2, 3)), TypeError, "batch_size"),
+    ],
+    ids=["a list", "dimensions", "negative", "a float"],
+)
+def test_a_state_that_no_layer_has_is_refused(arguments, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        streaming.initial_state(*arguments)

@@ -241,6 +241,12 @@ def test_a_state_that_shares_memory_is_refused(shared):
     assert torch.equal(memory, before)
     arguments[shared] = memory[8 : 8 + like.numel()].view(like.shape)  # its neighbour
     streaming.step(**arguments)
+    apart, last = [2 * stride for stride in like.stride()], 2 * like.numel() - 2
+    arguments = bad(state=memory[90:98].view(2, 4, 1)) | {shared: memory.as_strided(like.shape, apart, 90 - last)}
+    with pytest.raises(RuntimeError, match=f"share memory with {shared}"):  # its last element
+        streaming.step(**arguments)
+    arguments[shared] = memory.as_strided(like.shape, apart, 89 - last)
+    streaming.step(**arguments)
 
 
 @pytest.mark.parametrize("name", ["x", "state", "weight", "bias"])

@@ -61,12 +61,26 @@ def fake_windows(config):
         assert shared.elements is elements()
         assert shared.base == BASE
         assert in_per_group == state.given.channels.in_per_group
+        state.block.now.fills = fills_of(state.block.now) + 1
         if not x.fetch.boxed and lane == 0:  # at once: it writes itself
             for z in range(config.regions):
                 copy(z, at, channel0 + stage * config.depth, None)
                 state.block.land(state.block.copies.pop())
 
     return locate_windows, copy_boxes, fill_rest
+
+
+def fills_of(thread):
+    """How many stages a lane has filled."""
+    return getattr(thread, "fills", 0)
+
+
+def arrive(at):
+    block, me = state.block, state.block.now
+    assert all(fills_of(thread) == fills_of(me) for thread in block.threads if thread.warp == me.warp), (
+        "lanes still fill"
+    )
+    block.arrive(at)
 
 
 def check_split(split):
@@ -240,6 +254,7 @@ def kernel_in_python(monkeypatch, problem, config, more):
     fakes = dict(
         shared_address=lambda words, index: BASE,
         publish=publish,
+        mbarrier_arrive=arrive,
         tensormap_acquire=acquire,
         griddepcontrol_launch_dependents=launch,
         cp_async_bulk=bulk,

@@ -129,3 +129,23 @@ def test_unpacked_weights_are_told_as_they_lie(monkeypatch):
     steps = kernel.WarpgroupMatrix().steps(config, p)
     assert [step.name for step in steps if step.name != "frozen"] == ["main", "tail", "add up"]
     assert next(step.kernel.name for step in steps if step.name == "frozen") == "pack_weights"
+
+
+@pytest.mark.parametrize("rows", [8, 64, 128])
+@pytest.mark.parametrize("by_phases", [False, True])
+def test_two_depths_of_operands_where_registers_hold_them(by_phases, rows):
+    """Beside the sums: two depths of two rows of four and the halo."""
+    p, tile = Problem(1, 64, 64, 3, 100), SimpleNamespace(depth=8, operand_halves=1, by_phases=by_phases, rows=rows)
+
+    def unroll(halo, problem=p, splits=1, halves=1):
+        tile.halo, tile.operand_halves = halo, halves
+        return k6_config.unroll_of(problem, tile, splits)
+
+    fitting = [halo for halo in range(64) if unroll(halo) == 2]
+    spare = (24 if by_phases else 48) + 128 - rows
+    assert fitting == [halo for halo in range(64) if 2 * 2 * (4 + halo) <= spare]
+    assert unroll(0, halves=2) == 1, "of split operands"
+    assert unroll(0, replace(p, groups=2)) == 2
+    odd = replace(p, in_channels=48, groups=2)  # three depths a group
+    assert (unroll(0, odd), unroll(0, odd, splits=2)) == (1, 2)
+    assert unroll(0, replace(p, in_channels=24)) == 2
