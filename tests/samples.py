@@ -28,7 +28,7 @@ def empty(names):
 EMPTY_README, EMPTY_RESULTS = empty(readme.FRONT), empty(readme.RESULTS)
 
 
-def row(workload="kb64", rung="k4_register_tile", *, slower=1.4, precision="ieee", **values):
+def row(workload="kb64", rung="k4_register_tile", *, slower=1.4, dtype="float32", precision="ieee", **values):
     """A row of a workload, perhaps resized, that took ``slower`` times the floor."""
     problem = (workloads.get(workload) if isinstance(workload, str) else workload).problem
     floor = problem.floor_ms(4, precision)
@@ -37,8 +37,8 @@ def row(workload="kb64", rung="k4_register_tile", *, slower=1.4, precision="ieee
         workload=workload if isinstance(workload, str) else workload.name,
         direction="forward",
         rung=rung,
-        dtype="float32",
-        precision=values.get("dtype", precision),  # float32 alone has several
+        dtype=dtype,
+        precision=precision if dtype == "float32" else dtype,
         weights="call",
         length=problem.length,
         ms_p20=ms * 0.99,
