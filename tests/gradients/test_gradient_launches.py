@@ -78,6 +78,36 @@ def test_grad_weight(p, direct, dtype, in_place):
     assert launch.kernel.signature[1].dtype == ELEMENTS[dtype if direct else torch.float32].storage
 
 
+@pytest.mark.parametrize(("dtype", "taken"), [(torch.bfloat16, "bf16"), (torch.float32, "tf32")])
+@pytest.mark.parametrize("module", [grad_input_wgmma, grad_weight_wgmma], ids=["grad_input", "grad_weight"])
+def test_a_tile_is_of_the_dtypes_precision_if_none_is_told(module, dtype, taken, monkeypatch):
+    chosen, choose_for, p = [], module.choose_for, PROBLEM
+
+    def choose(problem, precision, *others):
+        chosen.append(precision)
+        return choose_for(problem, precision, *others)
+
+    monkeypatch.setattr(module, "choose_for", choose)
+    monkeypatch.setattr(module.gpu, "of", lambda index: H200)
+    operand, result = (p.weight_shape, p.in_shape)[:: 1 if module is grad_input_wgmma else -1]
+    rung = GRADIENTS["grad_input_wgmma" if module is grad_input_wgmma else "grad_weight_wgmma"]
+    rung.config(p, dtype, H200)
+    rung.prepare(*(contiguous(*shape, dtype=dtype) for shape in (p.out_shape, operand, result)), p)
+    assert chosen == [taken, taken]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told", "taken"),
+    [(torch.bfloat16, None, "bf16"), (torch.float64, None, "fp64"), (torch.float32, "tf32x3", "tf32x3")],
+)
+def test_planes_are_computed_in_the_precision_told_or_else_the_dtypes(dtype, told, taken, monkeypatch):
+    rung, chosen, p = GRADIENTS["grad_input_planes"], [], PROBLEM
+    monkeypatch.setattr(rung, "forward_rung", lambda problem, dtype, precision, device: chosen.append(precision))
+    operands = (contiguous(*shape, dtype=dtype) for shape in (p.out_shape, p.weight_shape, p.in_shape))
+    rung.prepare(*operands, p, precision=told)
+    assert chosen == [taken]
+
+
 def test_grad_weight_is_added_up():
     p = PROBLEM
     _, tile = GRADIENTS["grad_weight_wgmma"].config(p, torch.float32, H200, "tf32")
