@@ -17,7 +17,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core import store_any as tensor_store
 from numba_tconv.kernels.common.tensor_core import store_runs as tensor_runs
 from numba_tconv.kernels.common.tensor_core.outputs import Alignment, Output, Place, Runs, Staging, Thread
-from numba_tconv.kernels.common.tensor_core.tile import SECTOR
+from numba_tconv.kernels.common.tensor_core.tile import COLUMNS, SECTOR
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from tests.thorough import thorough
 
@@ -154,6 +154,19 @@ def test_the_last_outputs_of_samples_that_fill_their_tiles(in_python):
     assert problem.out_length == tile.advance - 1, "the run of a channel ends within the tile's last sector"
     check(in_python, problem, "tf32", 0)
     assert in_python.straight == 2  # all tiles, one a sample
+
+
+@pytest.mark.parametrize("shape", SHAPES[4:6], ids=str)
+def test_rows_that_fill_the_last_core_matrix_are_not_staged(in_python, shape):
+    stride, kernel_size, dilation, channels = shape
+    tile = in_runs(Problem(1, 8, channels, kernel_size, 3, stride=stride, dilation=dilation), "tf32").tile
+    assert tile.phases * channels < tile.rows
+    in_python.shared = np.zeros(2 * tile.rows * tile.pitch)
+    stage_rows = tensor_store.make_stage_rows(tile)
+    for warp, lane in np.ndindex(WARPS, LANES):
+        stage_rows(np.ones(tile.rows), 0, tile.rows, 0, Staging(in_python.shared, 0, 0), 0, Thread(0, warp, lane))
+    assert in_python.shared.sum() == tile.phases * channels * COLUMNS
+    assert not in_python.shared[tile.staging :].any()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
