@@ -68,9 +68,10 @@ def test_beyond_a_row_are_zeros(pitch, first):
     assert not copied[:, :, ~inside].any()
 
 
-def test_rows_in_several_layers(monkeypatch):
+@pytest.mark.parametrize("vectors", [20, 16], ids=["all full", "the last in part"])
+def test_rows_in_several_layers(vectors, monkeypatch):
     """As where there are more vectors than 32 bits count."""
-    monkeypatch.setattr(row_copy, "LAYER", 20)
+    monkeypatch.setattr(row_copy, "LAYER", vectors)
     tensor = torch.randn(5, 3, 13)
     assert torch.equal(row_copy.to_rows(tensor), tensor)
 
