@@ -37,6 +37,12 @@ def test_a_phase_is_exact_up_to_its_rounding(a, real, most, monkeypatch):
         assert abs(error - round(error)) <= eps / 2
 
 
+def test_scales_are_logarithms_unless_told():
+    sizes = alias_free((1, 3, 100), 12, 12, 2, 2)
+    (step,), *told = (plan.steps(sizes, torch.float32, "snake", *log_scale) for log_scale in ([], [True], [False]))
+    assert [step.kernel is other.kernel for (other,) in told] == [True, False]
+
+
 @pytest.mark.parametrize("kernels", ["forward", "gradients"])
 def test_the_longest_rows_and_the_most_blocks(kernels):
     def reason(batch, length):

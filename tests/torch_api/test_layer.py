@@ -30,6 +30,12 @@ def saved(layer):
     return torch.load(file, weights_only=False)
 
 
+def test_parameters_want_gradients_unless_told():
+    layer = made().requires_grad_(False)
+    assert not any(parameter.requires_grad for parameter in layer.parameters())
+    assert all(parameter.requires_grad for parameter in layer.requires_grad_().parameters())
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled, saved], ids=lambda copied: copied.__name__)
 def test_copies(copied):
     layer = made(variant="k1_gather", precision="ieee").eval()
