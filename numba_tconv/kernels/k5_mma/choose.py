@@ -106,7 +106,7 @@ def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_ve
     of_tile |= dict(channels=channels, round_channels=1)
     tile = MmaTile(**of_tile, row_unit=16 * count)
 
-    products = chunk * fragments * RUN * (2 * tile.operand_halves - 1)
+    products = chunk * fragments * RUN
     chunks = 1
     deepest = 4 if tile.operand_halves == 1 else 1  # each split depth has its own scale
     while chunks < deepest and chunks * products < FEWEST_PRODUCTS and 2 * chunks <= tile.channel_chunks(problem):
