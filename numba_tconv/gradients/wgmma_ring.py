@@ -72,6 +72,11 @@ class Ring:
     def rows(self) -> int:
         return BLOCK * self.blocks * (1 if self.alternate else CONSUMERS)
 
+    @property
+    def warpgroup_rows(self) -> int:
+        """From one warpgroup's rows to the other's."""
+        return 0 if self.alternate else BLOCK * self.blocks
+
     def width_of(self, elements: int) -> int:
         """A box's row for ``elements``: whole vectors, up to vector - 1 elements early."""
         vector = 16 // self.itemsize

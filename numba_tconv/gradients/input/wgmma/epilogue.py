@@ -22,11 +22,11 @@ class Target(NamedTuple):
 
 def make_aim(config: Config):
     channels, positions, partial = config.channels, config.rows, config.partial
-    group_rows = 0 if config.alternate else BLOCK * config.blocks
+    warpgroup_rows = config.warpgroup_rows
 
     @device_function
     def aim(place, shape, splits, warpgroup):
-        position = int32(place.position + group_rows * warpgroup)
+        position = int32(place.position + warpgroup_rows * warpgroup)
         channel = int64(place.group) * shape.group_channels + place.channel_tile * channels
         start = (int64(place.sample) * (shape.groups * shape.group_channels) + channel) * shape.length + position
         if partial:

@@ -81,7 +81,7 @@ def make_kernel(config: Config) -> Kernel:
     x_bytes, flags, lane_bytes, itemsize = config.b_bytes, config.words, config.lane_bytes, config.itemsize
     set_bytes, pitch, vector = config.pieces * config.spacing, config.width * itemsize, 16 // itemsize
     pairs, phases, dilation, clears = config.pairs, config.window.phases, config.window.dilation, config.clears > 0
-    odd, group_rows = config.odd, 0 if alternate else BLOCK * config.blocks
+    odd, warpgroup_rows = config.odd, config.warpgroup_rows
     publish_maps, copy = make_producer(config)
     mainloop = make_mainloop(config, make_operands(config), CONSUMERS if alternate else 1, config.sets)
     store, wait_for_all = make_store(config), wgmma_wait(0)
@@ -144,7 +144,7 @@ def make_kernel(config: Config) -> Kernel:
             _, begin = first_pair(pair_tile)
             for z in range(all_rows):  # padding rows read the last
                 row = int32(16 * consumer.warp + (thread.lane >> 2) + z // 2 * BLOCK + z % 2 * 8
-                            + group_rows * consumer.warpgroup)  # fmt: skip
+                            + warpgroup_rows * consumer.warpgroup)  # fmt: skip
                 m = int32(begin + min(row, pairs - 1))
                 channel = m // phases
                 element = (first_element + channel % alike * int32(rows.stride_c)) & (vector - 1)
