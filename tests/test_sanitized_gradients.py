@@ -119,9 +119,9 @@ def input_properties(case):
         "cleared in a tile that is not the first": config.clears and along > 1,
         "cleared in turn": config.clears and config.alternate,
         "several tiles": along * across > 1,
-        "parts of a tile": config.partial,
-        "parts of a tile that run through": config.partial and config.through,
-        "parts of a tile, cleared": config.partial and config.clears,
+        "parts of a tile": config.split_k,
+        "parts of a tile that run through": config.split_k and config.through,
+        "parts of a tile, cleared": config.split_k and config.clears,
         "pairs of positions": case.problem.length % 2 == 0,
     }
 

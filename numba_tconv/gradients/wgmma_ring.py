@@ -153,8 +153,7 @@ MAPS = arguments(TensorMaps, g_template=_TEMPLATE, b_template=_TEMPLATE)
 
 
 class Thread(NamedTuple):
-    base: int
-    number: int
+    base: int  # of shared memory
     lane: int
     warp: int
 

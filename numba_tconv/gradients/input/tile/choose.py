@@ -1,4 +1,4 @@
-"""The tile by a cost model; with few blocks also splits (parts.py)."""
+"""The tile by a cost model; with few blocks also splits (split_k.py)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.input.parts import numbers_of_parts, split, summed
+from numba_tconv.gradients.input.split_k import numbers_of_parts, split, summed
 from numba_tconv.kernels.common.sectors import ENTRY
 from numba_tconv.kernels.common.split_sums import second_stage_ms
 from numba_tconv.runtime.device import H200, RESERVED_SHARED, Device

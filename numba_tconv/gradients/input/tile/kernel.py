@@ -11,7 +11,7 @@ import torch
 from numba import cuda, int32, int64
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.input.parts import second_stage, split
+from numba_tconv.gradients.input.split_k import second_stage, split
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, over_planes, signal_like

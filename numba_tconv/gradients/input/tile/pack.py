@@ -12,7 +12,7 @@ import torch
 from numba import cuda, int32, int64, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.input.parts import split
+from numba_tconv.gradients.input.split_k import split
 from numba_tconv.kernels.common.arguments import arguments, of_problem
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.ptx import SIMULATOR, device_function, griddepcontrol_launch_dependents

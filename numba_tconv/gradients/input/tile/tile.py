@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.input.parts import split
+from numba_tconv.gradients.input.split_k import split
 from numba_tconv.gradients.window import Window, columns, evenly
 from numba_tconv.kernels.common.register_tile import WarpTile
 from numba_tconv.kernels.common.sectors import entries_before

@@ -65,7 +65,7 @@ def _choose(layer: Problem, precision: str, sheared: int) -> Config | None:
 
 @lru_cache(maxsize=1024)
 def filling(problem: Problem, config: Config, device: Device) -> Config:
-    """``config`` or clearly better narrower tiles, with ``partial`` set.
+    """``config`` or clearly better narrower tiles, with ``split_k`` set.
 
     A narrower one has one more tile along the input channels, or twice as many: a layer has three widths."""
 
@@ -78,7 +78,7 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
     best = min(filter(None, narrower), key=clocks, default=config)
     if clocks(best) > LARGEST_SHARE_OF_WIDEST * clocks(config):
         best = config
-    return replace(best, partial=splits_of(problem, best, device) > 1)
+    return replace(best, split_k=splits_of(problem, best, device) > 1)
 
 
 def candidates(problem: Problem, precision: str, sheared: int = 1) -> Iterator[Config]:
@@ -133,7 +133,7 @@ def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> 
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device) -> int:
-    """Parts of a tile with the fewest clocks; 1 if over half of the multiprocessors have a tile."""
+    """Splits with the fewest clocks; 1 if over half of the multiprocessors have a tile."""
     p, stages, (_, _, tiles) = problem, config.stages_of(problem), config.tiles(problem)
     sums = p.batch * p.in_channels * p.length
     if 2 * tiles > device.multiprocessors:
@@ -142,8 +142,8 @@ def splits_of(problem: Problem, config: Config, device: Device) -> int:
     def clocks(splits):
         return clocks_of(p, config, splits, device)
 
-    parts = range(1, min(stages, 2 * device.multiprocessors // tiles, split_sums.MOST_SUMS // sums) + 1)
-    best = min((splits for splits in parts if stages % splits == 0), key=clocks, default=1)
+    fitting = range(1, min(stages, 2 * device.multiprocessors // tiles, split_sums.MOST_SUMS // sums) + 1)
+    best = min((splits for splits in fitting if stages % splits == 0), key=clocks, default=1)
     return best if clocks(best) < LARGEST_SHARE * clocks(1) else 1
 
 

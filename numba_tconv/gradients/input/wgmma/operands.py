@@ -82,7 +82,7 @@ def make_lane(config: Config):
     x_bytes, spacing, piece, stride, blocks = config.b_bytes, config.spacing, config.piece, config.stride, config.blocks
     kernel_size, width, dilation, sheared = config.kernel_size, config.width, config.dilation, config.sheared
     itemsize, neighbours, vector = config.itemsize, 4 // config.itemsize, 16 // config.itemsize
-    entries, clears, partial, table_bytes = config.entries, config.clears, config.partial, config.table_bytes
+    entries, clears, split_k, table_bytes = config.entries, config.clears, config.split_k, config.table_bytes
     entry, place, table_offset = device_function(entry_of), device_function(place_of), config.words + 8 * CONSUMERS
     lanes_entries, last_tap = 2 if config.halves else 1, (kernel_size - 1) * dilation
     start, (bits_of, _), warpgroup_rows = make_start(config), make_bits(config), config.warpgroup_rows
@@ -110,8 +110,8 @@ def make_lane(config: Config):
     @device_function
     def begin_tile(window, first, meets, tile, grid, shape, grad_rows, consumer):
         window.phase[0], reached = int32(0), int32(0)
-        if partial:
-            _, begins = start(int32(tile.part * int32(grid.tile_stages)))
+        if split_k:
+            _, begins = start(int32(tile.split * int32(grid.tile_stages)))
             window.phase[0] = int32(begins * table_bytes)
         if clears:
             for z in range(2 * blocks):

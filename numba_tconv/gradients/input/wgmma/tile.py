@@ -29,7 +29,7 @@ class Config(Ring):
     channels: int
     alternate: bool  # ping-pong
     stages: int = 0
-    partial: bool = False  # split-K
+    split_k: bool = False
 
     alike = 1  # one box holds all rows
 

@@ -92,7 +92,7 @@ def make_kernel(config: Config) -> Kernel:
         shared = cuda.shared.array(0, dtype=float32)
         base = int32((shared_address(shared, 0) + 1023) & -1024)
         number = int32(cuda.threadIdx.x)
-        thread = Thread(base, number, int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0)))
+        thread = Thread(base, int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0)))
         pipe = Pipe(int32(base + barriers), int32(base + barriers + BARRIER * stages), stages)
         if number == 0:
             setup(pipe, base)
