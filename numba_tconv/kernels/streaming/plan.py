@@ -13,7 +13,7 @@ from numba_tconv.runtime.kernel import Prepared, alike
 from numba_tconv.runtime.layout import Layout
 
 from . import depthwise, mma_kernel, mma_tile, tickets, tile
-from .arguments import Mask, MmaSizes, Stream
+from .arguments import Mask, MmaSizes, Sizes
 from .kernel import make_kernel
 
 AnyConfig = tile.Config | mma_tile.Config | depthwise.Config
@@ -105,7 +105,7 @@ def _by_columns(p: Problem, config: tile.Config, tensors: tuple, early: bool) ->
     channel_tiles = -(-p.out_channels_per_group // config.channels)
     group_tiles = -(-p.groups // config.group_count)
     count, readers = group_tiles * slot_tiles, channel_tiles * frame_tiles
-    sizes = Stream(p.batch, p.length, p.groups, slot_tiles, frame_tiles, readers)
+    sizes = Sizes(p.batch, p.length, p.groups, slot_tiles, frame_tiles, readers)
     blocks = group_tiles * channel_tiles * slot_tiles * frame_tiles
     launch = make_kernel(config).prepare(blocks, *tensors, alike((count,), torch.int32), sizes)
     return launch, count if config.kept and readers > 1 else 0
