@@ -22,9 +22,8 @@ def make_load(config: Config):
         while e < table_entries:
             column, a = uint32(e) // uint32(phases), uint32(e) % uint32(phases)
             tap = phase + tap_chunk * int64(chunk_taps)
-            columns = Columns(block.sample, block.position, grid.window_columns, sizes.batch, tap, grid.phases - phase,
-                              sizes.padding, sizes.out_length, grad_output.stride_n,
-                              grad_output.stride_l)  # fmt: skip
+            phases_left = grid.phases - phase
+            columns = Columns(block.sample, block.position, grid.window_columns, tap, phases_left, grad_output, sizes)
             table[uint64(e)] = locate_element(columns, column, a)
             e = recomputed(int32(e + threads))  # stays rolled
         cuda.syncthreads()

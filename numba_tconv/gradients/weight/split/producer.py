@@ -6,6 +6,7 @@ from typing import NamedTuple
 from numba import int64
 
 from numba_tconv.gradients.window import NOWHERE, Columns, locate, make_fetch, make_locate
+from numba_tconv.kernels.common.arguments import Signal
 from numba_tconv.ptx import device_function
 
 from .tile import Config
@@ -20,10 +21,8 @@ class InputColumns(NamedTuple):
     sample: int
     position: int
     sample_columns: int
-    batch: int
-    length: int
-    stride_n: int
-    stride_l: int
+    x: Signal
+    sizes: tuple
 
 
 def make_load(config: Config) -> Callable:
@@ -33,20 +32,18 @@ def make_load(config: Config) -> Callable:
     @device_function
     def locate_input(columns, column, a):
         n, i = locate(columns.sample, columns.position, column, columns.sample_columns)
-        inside = n < columns.batch and i < columns.length
-        return n * columns.stride_n + i * columns.stride_l if inside else int64(NOWHERE)
+        inside = n < columns.sizes.batch and i < columns.sizes.length
+        return n * columns.x.stride_n + i * columns.x.stride_l if inside else int64(NOWHERE)
 
     fetch_x = make_fetch(config.x_window, locate_input)
     fetch_g = make_fetch(config.window, make_locate(config.stride, config.dilation))
 
     @device_function
     def load(shared, slot, column, tile, grad_output, x, sizes, grid):
-        columns = InputColumns(column.sample, column.position, grid.columns, sizes.batch, sizes.length, x.stride_n,
-                               x.stride_l)  # fmt: skip
+        columns = InputColumns(column.sample, column.position, grid.columns, x, sizes)
         fetch_x(shared, slot, x.data, tile.x_source, x.stride_c, tile.rows_left, columns)
-        columns = Columns(column.sample, column.position, grid.columns, sizes.batch, tile.first_tap,
-                          grid.phases - tile.first_phase, sizes.padding, sizes.out_length, grad_output.stride_n,
-                          grad_output.stride_l)  # fmt: skip
+        phases_left = grid.phases - tile.first_phase
+        columns = Columns(column.sample, column.position, grid.columns, tile.first_tap, phases_left, grad_output, sizes)
         fetch_g(shared, slot + x_stage, grad_output.data, tile.g_source, grad_output.stride_c, tile.channels_left,
                 columns)  # fmt: skip
 
