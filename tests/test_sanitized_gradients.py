@@ -73,7 +73,7 @@ def weight_properties(case):
     """Properties of grad_weight_wgmma's cases."""
     gpu = device.current_device()
     apart, config = GRADIENTS[case.rung].config(case.problem, case.dtype, gpu, case.precision)
-    _, pairs, channels = config.tiles(case.problem)
+    _, pairs, channels = config.tiles_of(case.problem)
     second = grad_weight_sum.config_of(case.problem, case.dtype, aligned=True)
     return {
         "stored as the gradient": config.direct,
@@ -101,7 +101,7 @@ def weight_properties(case):
 def input_properties(case):
     """Properties of grad_input_wgmma's cases."""
     config = GRADIENTS[case.rung].config(case.problem, case.dtype, precision=case.precision)
-    along, across, _ = config.tiles(case.problem)
+    along, across, _ = config.tiles_of(case.problem)
     return {
         "precision": case.precision,
         "warpgroups in turn": config.alternate,

@@ -78,7 +78,7 @@ def test_few_tiles_are_split(precision):
         splits = splits_of(p, config, H200)
         assert config.split_k == (splits > 1)
         assert config.stages_of(p) % splits == 0
-        assert splits == 1 or config.tiles(p)[2] * splits <= 2 * H200.multiprocessors
+        assert splits == 1 or config.tiles_of(p).tiles * splits <= 2 * H200.multiprocessors
         return splits
 
     assert parts("head") >= 8

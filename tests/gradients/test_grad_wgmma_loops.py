@@ -212,7 +212,7 @@ def test_grad_input(monkeypatch, case):
     function, blocks, (grad, shape, grid, grad_rows, _) = prepare(
         monkeypatch, of_input, config, (p, config, g, w, SMALL), **fakes
     )
-    position_tiles, channel_tiles, tiles = c.tiles(p)
+    position_tiles, channel_tiles, tiles = c.tiles_of(p)
     stages, channels = c.stages_of(p) // splits, p.in_channels_per_group
     for number, stored in run(function, blocks, case):
         own = range(number, tiles * splits, blocks)

@@ -211,7 +211,7 @@ def test_squares_meet_in_shared_memory_without_conflicts(dtype, count, vectors, 
 def workspace(weight, problem, config, splits):
     """Sums as the first stage leaves them, which add up to ``weight``; NaN where none may be read."""
     p, phases = problem, config.phases_of(problem)
-    taps, pair_tiles, channel_tiles = config.tiles(p)
+    taps, pair_tiles, channel_tiles = config.tiles_of(p)
     tiles = (splits, p.groups, taps, pair_tiles, channel_tiles, config.tap_chunk, config.rows, config.channels)
     partials = torch.full(tiles, torch.nan)
     for ci in range(p.in_channels):

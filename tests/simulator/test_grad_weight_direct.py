@@ -58,7 +58,7 @@ def check_store(monkeypatch, p, config, phases):
     monkeypatch.setattr(grad_weight_direct, "barrier_sync", lambda barrier, threads: cuda.syncthreads())
     store_sums = grad_weight_direct.make_store(config)
     blocks, chunk, channels = config.blocks, config.tap_chunk, config.channels
-    taps, pair_tiles, channel_tiles = config.tiles(p)
+    taps, pair_tiles, channel_tiles = config.tiles_of(p)
     assert taps == 1
     words = channels * grad_weight_direct.pitch_of(config)
     group_rows, group_channels, sums = p.out_channels_per_group, p.in_channels_per_group, channels // 2

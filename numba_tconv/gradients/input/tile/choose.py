@@ -173,8 +173,8 @@ def milliseconds(problem: Problem, config: Config, device: Device) -> float:
     products = taps * sums
     a_pair = config.threads * (products + SHARED_LOAD * vectors) + COPY * config.pitch
     a_stage = config.pairs * a_pair + STAGE * config.threads
-    tap_chunks, channel_chunks, phase_chunks = config.depth(problem)
-    a_block = tap_chunks * phase_chunks * (channel_chunks * a_stage + FIND * config.table)
+    tap_chunks, channel_chunks, phase_chunks = config.chunks_of(problem)
+    a_block = tap_chunks * phase_chunks * (channel_chunks * a_stage + FIND * config.table_entries)
     if config.partial:
         times = tap_chunks * phase_chunks * channel_chunks / config.partial
         a_block += times * ASIDE * sums * config.threads

@@ -12,7 +12,7 @@ def make_load(config: Config):
     """Build ``fill_table``, and window.make_fetch's ``fetch``, whose columns are the table.
 
     For each chunk of taps and phases it holds elements of grad_output at channel 0, by column and phase."""
-    threads, phases, table_entries = config.threads, config.phases, config.table
+    threads, phases, table_entries = config.threads, config.phases, config.table_entries
     chunk_taps, locate_element = config.tap_chunk * config.taps.rows, make_locate(config.stride, config.dilation)
 
     @device_function

@@ -45,7 +45,7 @@ def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -
     copied = 2 * problem.batch * problem.out_channels * problem.out_length * plain.itemsize / COPYING + LAUNCH_CLOCKS
 
     def clocks(config):
-        return max(1, config.tiles(problem)[2] / device.multiprocessors) * tile_clocks(problem, config)
+        return max(1, config.tiles_of(problem).tiles / device.multiprocessors) * tile_clocks(problem, config)
 
     return filling(problem, in_place if clocks(in_place) <= clocks(plain) + copied else plain, device)
 
@@ -57,8 +57,7 @@ def choose(problem: Problem, precision: str, sheared: int = 1) -> Config | None:
 @lru_cache(maxsize=1024)
 def _choose(layer: Problem, precision: str, sheared: int) -> Config | None:
     def cost(config):
-        _, channel_tiles, _ = config.tiles(layer)
-        return channel_tiles * tile_clocks(layer, config) / config.rows
+        return config.tiles_of(layer).channel_tiles * tile_clocks(layer, config) / config.rows
 
     return min(candidates(layer, precision, sheared), key=cost, default=None)
 
@@ -72,7 +71,7 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
     def clocks(config):
         return clocks_of(problem, config, splits_of(problem, config, device), device)
 
-    _, channel_tiles, _ = config.tiles(problem)
+    channel_tiles = config.tiles_of(problem).channel_tiles
     widths = [-(-problem.in_channels_per_group // tiles // 8) * 8 for tiles in (channel_tiles + 1, 2 * channel_tiles)]
     narrower = (deepest(replace(config, channels=width, stages=0)) for width in widths)
     best = min(filter(None, narrower), key=clocks, default=config)
@@ -122,7 +121,7 @@ def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool
 
 
 def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> float:
-    p, (_, _, tiles) = problem, config.tiles(problem)
+    p, tiles = problem, config.tiles_of(problem).tiles
     rounds = -(-tiles * splits // device.multiprocessors)
     if splits == 1:
         return rounds * tile_clocks(p, config)
@@ -134,7 +133,7 @@ def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device) -> int:
     """Splits with the fewest clocks; 1 if over half of the multiprocessors have a tile."""
-    p, stages, (_, _, tiles) = problem, config.stages_of(problem), config.tiles(problem)
+    p, stages, tiles = problem, config.stages_of(problem), config.tiles_of(problem).tiles
     sums = p.batch * p.in_channels * p.length
     if 2 * tiles > device.multiprocessors:
         return 1

@@ -173,7 +173,7 @@ class InputWarpgroup(WgmmaGradient):
         config = choose(problem, precision)
         if config is None:
             return f"no tile fits {problem.kernel_size} taps of stride {problem.stride} and dilation {problem.dilation}"
-        return "it counts tiles in 32 bits" if config.tiles(problem)[2] >= LARGEST_SIZE else None
+        return "it counts tiles in 32 bits" if config.tiles_of(problem).tiles >= LARGEST_SIZE else None
 
     def unsuited(self, problem, dtype, precision, device):
         if reads_grad_output(problem):
@@ -243,7 +243,7 @@ def _prepared(
     if config.split_k:
         second = _second_stage(p, config, splits)
         sums = alike((second.sums,), torch.float32)
-    position_tiles, channel_tiles, tiles = config.tiles(p)
+    position_tiles, channel_tiles, tiles = config.tiles_of(p)
     blocks, cropped = min(tiles * splits, device.multiprocessors), max(0, p.padding - p.output_padding)
     shape = Shape(
         first=-p.padding,
