@@ -132,9 +132,8 @@ def make_kernel(config: Config) -> Kernel:
                 totals[z] = float64(0)
             first = int32(0)
             while first < sums.splits:
-                load_all(
-                    int32(0), Load(values, partials, row_starts, first_sum, first_row, first, sums.splits, all_sums)
-                )
+                state = Load(values, partials, row_starts, first_sum, first_row, first, sums.splits, all_sums)
+                load_all(int32(0), state)
                 for z in range(all_loads):
                     if first + z // all_totals < sums.splits:
                         totals[z % all_totals] += float64(values[z])
