@@ -100,9 +100,9 @@ class Columns(NamedTuple):
     sample: int
     position: int
     sample_columns: int
-    tap: int  # the first phase's first tap
+    tap: int  # grad_output's: the first phase's first tap
     phases_left: int
-    grad_output: Signal
+    signal: Signal
     sizes: tuple
 
 
@@ -126,7 +126,7 @@ def make_locate(stride: int, dilation: int) -> Callable:
     @device_function
     def locate_element(columns, column, a):
         n, i = locate(columns.sample, columns.position, column, columns.sample_columns)
-        signal, sizes = columns.grad_output, columns.sizes
+        signal, sizes = columns.signal, columns.sizes
         o = i * stride - sizes.padding + (columns.tap + a) * dilation
         inside = n < sizes.batch and a < columns.phases_left and o >= 0 and o < sizes.out_length
         return n * signal.stride_n + o * signal.stride_l if inside else int64(NOWHERE)

@@ -103,7 +103,7 @@ def make_kernel(config: Config) -> Kernel:
         rest, pair_tile = rest // int32(grid.pair_tiles), rest % int32(grid.pair_tiles)
         group, tap_chunk = rest // int32(grid.tap_chunks), rest % int32(grid.tap_chunks)
         first_element = int32(rows.first + tap_chunk * chunk_elements)
-        block = Block(split, tile, group, pair_tile, channel_tile, first_element)
+        block = Block(split, tile, group, pair_tile, channel_tile)
         own_stages = int32((grid.all_stages - split + grid.splits - 1) // grid.splits)
 
         if thread.warp >= 4 * CONSUMERS:
