@@ -44,8 +44,8 @@ def test_the_longest_rows_and_the_most_blocks(kernels):
     def reason(batch, length):
         sizes = alias_free((batch, 1, length), 12, 12, 2, 2)
         if kernels == "gradients":
-            return gradient_plan.reason(sizes)
-        return plan.reason(sizes)
+            return gradient_plan.refusal(sizes)
+        return plan.refusal(sizes)
 
     assert reason(1, plan.MOST_LENGTH) is None
     assert "rows of up to" in reason(1, plan.MOST_LENGTH + 1)

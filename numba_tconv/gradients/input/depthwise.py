@@ -27,10 +27,10 @@ from numba_tconv.kernels.depthwise.rows import (
     MOST_ROWS,
     Meeting,
     blocks_of,
+    depthwise_refusal,
     fitting,
     make_multiply_in_place,
     many_channels,
-    reason,
     split,
 )
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, store_run, vectors_of
@@ -175,7 +175,7 @@ class InputDepthwise(GradientRung):
     make_kernel = staticmethod(make_kernel)
 
     def supports(self, problem, dtype, precision):
-        if why := super().supports(problem, dtype, precision) or reason(problem):
+        if why := super().supports(problem, dtype, precision) or depthwise_refusal(problem):
             return why
         if problem.batch * problem.in_channels > MOST_ROWS:
             return f"it takes up to {MOST_ROWS} pairs of a sample and a channel"

@@ -17,10 +17,10 @@ from numba_tconv.kernels.common.arguments import PlacedSignal, arguments, of_pro
 from numba_tconv.kernels.depthwise.rows import (
     Meeting,
     blocks_of,
+    depthwise_refusal,
     fitting,
     make_multiply_in_place,
     many_channels,
-    reason,
 )
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, vectors_of
 from numba_tconv.runtime.elements import ELEMENTS
@@ -187,7 +187,7 @@ class WeightDepthwise(SummedRung):
     make_kernel = staticmethod(make_kernel)
 
     def supports(self, problem, dtype, precision):
-        if why := super().supports(problem, dtype, precision) or reason(problem):
+        if why := super().supports(problem, dtype, precision) or depthwise_refusal(problem):
             return why
         splits = splits_of(problem, choose(problem, dtype))[1]
         if splits * problem.in_channels * problem.out_channels_per_group > MOST_BLOCKS:

@@ -66,7 +66,7 @@ def make_multiply_in_place(config, sums: int):
     return multiply_runs(element, cases, sums, config.vector, vectors_of(element, config.window), 1)
 
 
-def reason(problem) -> str | None:
+def depthwise_refusal(problem) -> str | None:
     """Why no depthwise kernel takes ``problem``."""
     if max(problem.in_channels_per_group, problem.out_channels_per_group) > MOST_CHANNELS:
         return f"it takes up to {MOST_CHANNELS} input and {MOST_CHANNELS} output channels a group"

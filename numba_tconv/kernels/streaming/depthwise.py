@@ -39,7 +39,7 @@ class Config:
         return self.taps.shift(self.taps.kernel_size - 1)
 
 
-def reason_against(problem: Problem) -> str | None:
+def refusal(problem: Problem) -> str | None:
     """Why the kernel does not compute the step."""
     p = problem
     if p.in_channels_per_group != 1 or p.out_channels_per_group != 1:

@@ -24,19 +24,17 @@ def choose(
 ) -> AnyConfig | None:
     """The tile of a step of ``problem.length`` new frames in ``problem.batch`` slots; None if none computes it."""
     p, dtype, limit = problem, x.dtype, (gpu or device.of(x.index)).shared_per_block
-    if depthwise.reason_against(p) is None:
+    if depthwise.refusal(p) is None:
         return depthwise.choose(p, dtype)
-    if _reason_against_mma(x, state, weight, p, precision, limit) is None:
+    if _mma_refusal(x, state, weight, p, precision, limit) is None:
         return mma_tile.choose(p, dtype, limit)
-    return tile.choose(p, dtype) if tile.reason_against(p, dtype) is None else None
+    return tile.choose(p, dtype) if tile.refusal(p, dtype) is None else None
 
 
-def _reason_against_mma(
-    x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str, limit: int
-) -> str | None:
+def _mma_refusal(x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str, limit: int) -> str | None:
     p, vector = problem, mma_tile.VECTOR // x.dtype.itemsize
     precision = "tf32" if precision == TF32_ALLOWED else precision
-    if reason := mma_tile.reason_against(p, x.dtype, precision, limit):
+    if reason := mma_tile.refusal(p, x.dtype, precision, limit):
         return reason
     if any(one.offset % mma_tile.VECTOR for one in (x, state, weight)):
         return "it takes tensors at multiples of 16 bytes"
