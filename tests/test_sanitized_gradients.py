@@ -64,7 +64,7 @@ def test_dtypes_of_gradients(rung):
 @pytest.mark.parametrize("rung", ["grad_input_depthwise", "grad_weight_depthwise"])
 def test_gradients_of_few_channels(rung):
     configs = [case.config or GRADIENTS[rung].config(case.problem, case.dtype) for case in of_rung(rung)]
-    assert {config.in_place for config in configs} == BOTH
+    assert {config.from_memory for config in configs} == BOTH
     assert {case.layout for case in of_rung(rung)} >= {"contiguous", "expanded"}
     assert {config.positions == config.vector for config in configs} == BOTH
 
