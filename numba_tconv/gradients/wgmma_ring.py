@@ -49,6 +49,8 @@ LONGEST_SIGNAL = 1 << 30  # before cropping: sums of two places are int32
 
 
 class Ring:
+    """What both gradients' configurations share."""
+
     precision: str
     blocks: int  # of 64 rows in a warpgroup
     channels: int

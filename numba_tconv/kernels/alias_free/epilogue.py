@@ -11,7 +11,7 @@ from .tile import Config
 
 
 class Registers(NamedTuple):
-    """A thread's."""
+    """A thread's local arrays."""
 
     values: object  # windows of all planes
     sums: object

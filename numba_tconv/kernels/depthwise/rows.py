@@ -22,6 +22,8 @@ ENOUGH_BLOCKS = 2048  # beyond, stretches take more passes
 
 
 class Meeting:
+    """A gradient's positions and what they meet."""
+
     dtype: torch.dtype
     taps: Taps
     positions: int
