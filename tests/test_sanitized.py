@@ -112,7 +112,7 @@ def k5_properties(case):
         "parts, words": (tile.operand_halves, config.by_words),
         "weights, size of an element, words": (resident, tile.itemsize, config.by_words),
         "windows in words: weights, size of an element": _in_words(case, config) and (resident, tile.itemsize),
-        "channels within a word: weights, even, odd": config.turned and (resident, *_within_a_word(case)),
+        "channels within a word: weights, even, odd": config.shifted and (resident, *_within_a_word(case)),
         "weights, parts": (resident, tile.operand_halves),
         "weights, size of an element": (resident, tile.itemsize),
         "weights, chunks of taps": (resident, tile.several_chunks),

@@ -64,7 +64,7 @@ def test_dtypes_of_gradients(rung):
 @pytest.mark.parametrize("rung", ["grad_input_depthwise", "grad_weight_depthwise"])
 def test_gradients_of_few_channels(rung):
     configs = [case.config or GRADIENTS[rung].config(case.problem, case.dtype) for case in of_rung(rung)]
-    assert {config.in_place for config in configs} == BOTH
+    assert {config.from_memory for config in configs} == BOTH
     assert {case.layout for case in of_rung(rung)} >= {"contiguous", "expanded"}
     assert {config.positions == config.vector for config in configs} == BOTH
 
@@ -73,7 +73,7 @@ def weight_properties(case):
     """Properties of grad_weight_wgmma's cases."""
     gpu = device.current_device()
     apart, config = GRADIENTS[case.rung].config(case.problem, case.dtype, gpu, case.precision)
-    _, pairs, channels = config.tiles(case.problem)
+    _, pairs, channels = config.tiles_of(case.problem)
     second = grad_weight_sum.config_of(case.problem, case.dtype, aligned=True)
     return {
         "stored as the gradient": config.direct,
@@ -101,7 +101,7 @@ def weight_properties(case):
 def input_properties(case):
     """Properties of grad_input_wgmma's cases."""
     config = GRADIENTS[case.rung].config(case.problem, case.dtype, precision=case.precision)
-    along, across, _ = config.tiles(case.problem)
+    along, across, _ = config.tiles_of(case.problem)
     return {
         "precision": case.precision,
         "warpgroups in turn": config.alternate,
@@ -119,9 +119,9 @@ def input_properties(case):
         "cleared in a tile that is not the first": config.clears and along > 1,
         "cleared in turn": config.clears and config.alternate,
         "several tiles": along * across > 1,
-        "parts of a tile": config.partial,
-        "parts of a tile that run through": config.partial and config.through,
-        "parts of a tile, cleared": config.partial and config.clears,
+        "parts of a tile": config.split_k,
+        "parts of a tile that run through": config.split_k and config.through,
+        "parts of a tile, cleared": config.split_k and config.clears,
         "pairs of positions": case.problem.length % 2 == 0,
     }
 

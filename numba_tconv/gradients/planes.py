@@ -1,6 +1,6 @@
 """Planes: grad_output with its phases separated, for the copy engine.
 
-A plane is the row of a pair (window.py), zero outside, with adjacent elements, 16-byte aligned. planes_turned.py is
+A plane is the row of a pair (window.py), zero outside, with adjacent elements, 16-byte aligned. planes_transposed.py is
 for long strides."""
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, 
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT
 from numba_tconv.runtime.kernel import Kernel, flat
 
-from . import planes_turned
-from .planes_turned import Sizes
+from . import planes_transposed
+from .planes_transposed import Sizes
 
 THREADS = 128
 LOADS = 8  # words in flight, at least
@@ -36,7 +36,7 @@ class Config:
         return BITS[self.itemsize]
 
     @property
-    def turned(self) -> bool:
+    def transposed(self) -> bool:
         return self.phases > MOST_PHASES
 
     @property
@@ -48,8 +48,8 @@ class Config:
         return -(-LOADS // self.phases)
 
     def along(self, columns: int) -> int:
-        if self.turned:
-            return planes_turned.along(columns, self.phases, self.itemsize)
+        if self.transposed:
+            return planes_transposed.along(columns, self.phases, self.itemsize)
         return -(-columns // (THREADS * self.words * self.elements))
 
 
@@ -59,8 +59,8 @@ def make_config(problem: Problem, dtype: torch.dtype) -> Config:
 
 @cache
 def make_kernel(config: Config) -> Kernel:
-    if config.turned:
-        return planes_turned.make_kernel(config)
+    if config.transposed:
+        return planes_transposed.make_kernel(config)
     stride, dilation, phases = config.stride, config.dilation, config.phases
     kind, elements, words = config.kind, config.elements, config.words
     all_elements = phases * words * elements
@@ -109,7 +109,7 @@ def pairs_of(problem: Problem) -> int:
 
 
 def refusal(problem: Problem, dtype: torch.dtype) -> str | None:
-    if dtype.itemsize > WORD and make_config(problem, dtype).turned:
+    if dtype.itemsize > WORD and make_config(problem, dtype).transposed:
         return f"it takes up to {MOST_PHASES} phases of 64-bit elements apart, not {problem.taps.rows}"
     return too_many_rows(problem)
 

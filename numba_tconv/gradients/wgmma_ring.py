@@ -49,6 +49,8 @@ LONGEST_SIGNAL = 1 << 30  # before cropping: sums of two places are int32
 
 
 class Ring:
+    """What both gradients' configurations share."""
+
     precision: str
     blocks: int  # of 64 rows in a warpgroup
     channels: int
@@ -71,6 +73,11 @@ class Ring:
     @property
     def rows(self) -> int:
         return BLOCK * self.blocks * (1 if self.alternate else CONSUMERS)
+
+    @property
+    def warpgroup_rows(self) -> int:
+        """From one warpgroup's rows to the other's."""
+        return 0 if self.alternate else BLOCK * self.blocks
 
     def width_of(self, elements: int) -> int:
         """A box's row for ``elements``: whole vectors, up to vector - 1 elements early."""
@@ -148,8 +155,7 @@ MAPS = arguments(TensorMaps, g_template=_TEMPLATE, b_template=_TEMPLATE)
 
 
 class Thread(NamedTuple):
-    base: int
-    number: int
+    base: int  # of shared memory
     lane: int
     warp: int
 

@@ -17,6 +17,7 @@ import torch
 from numba import cuda, int32, int64, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.arguments import Signal
 from numba_tconv.ptx import cp_async, device_function, recomputed
 from numba_tconv.runtime.elements import ELEMENTS
 
@@ -99,13 +100,10 @@ class Columns(NamedTuple):
     sample: int
     position: int
     sample_columns: int
-    batch: int
-    tap: int  # the first phase's first tap
+    tap: int  # grad_output's: the first phase's first tap
     phases_left: int
-    padding: int
-    out_length: int
-    stride_n: int
-    stride_l: int
+    signal: Signal
+    sizes: tuple
 
 
 @device_function
@@ -128,9 +126,10 @@ def make_locate(stride: int, dilation: int) -> Callable:
     @device_function
     def locate_element(columns, column, a):
         n, i = locate(columns.sample, columns.position, column, columns.sample_columns)
-        o = i * stride - columns.padding + (columns.tap + a) * dilation
-        inside = n < columns.batch and a < columns.phases_left and o >= 0 and o < columns.out_length
-        return n * columns.stride_n + o * columns.stride_l if inside else int64(NOWHERE)
+        signal, sizes = columns.signal, columns.sizes
+        o = i * stride - sizes.padding + (columns.tap + a) * dilation
+        inside = n < sizes.batch and a < columns.phases_left and o >= 0 and o < sizes.out_length
+        return n * signal.stride_n + o * signal.stride_l if inside else int64(NOWHERE)
 
     return locate_element
 

@@ -6,7 +6,7 @@ import torch
 
 from numba_tconv.formula.precision import TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.depthwise import long_tile as depthwise_long_config
+from numba_tconv.kernels.depthwise import long_tile as depthwise_long_tile
 from numba_tconv.kernels.depthwise.tile import choose
 from numba_tconv.kernels.rung import Rung
 from numba_tconv.runtime.device import Device
@@ -76,8 +76,8 @@ def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device
     if "depthwise" in able:
         if choose(problem, dtype).keeps_weights:
             return able["depthwise"], "depthwise is for few channels a group, whose weights its registers hold"
-        if depthwise_long_config.is_meant(problem, dtype, device.cc):
-            most = f"of up to {depthwise_long_config.MOST_TERMS} products an output"
+        if depthwise_long_tile.is_meant(problem, dtype, device.cc):
+            most = f"of up to {depthwise_long_tile.MOST_TERMS} products an output"
             return able["depthwise"], f"depthwise is for few channels a group, {most}"
         if not able.keys() & STRONGER:
             return able["depthwise"], "depthwise is for few channels a group where no rung above k3 can do them"

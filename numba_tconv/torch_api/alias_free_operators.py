@@ -158,7 +158,7 @@ def ready(
 ) -> Callable | None:
     """(x, up_filter, down_filter, alpha, beta) -> y on GPU ``index``; None if torch computes."""
     config = tile.choose(sizes, dtype, activation, log_scale)
-    if plan.reason(sizes) or (dtype == torch.bfloat16 and device.of(index).cc < BFLOAT16_CC):
+    if plan.refusal(sizes) or (dtype == torch.bfloat16 and device.of(index).cc < BFLOAT16_CC):
         return None
     shape = sizes.batch, sizes.channels, sizes.out_length
     return Ready(shape, dtype, index, plan.prepare(sizes, strides, config))
@@ -241,7 +241,7 @@ def _has_kernels(tensors: Tensors, form: Form) -> bool:
     if not x.is_cuda or (x.dtype == torch.bfloat16 and device.of(x.get_device()).cc < BFLOAT16_CC):
         return False
     sizes = check(tensors, form)
-    return sizes.rows > 0 and gradient_plan.reason(sizes) is None
+    return sizes.rows > 0 and gradient_plan.refusal(sizes) is None
 
 
 def composed_gradients(grad_output, tensors: Tensors, wanted, form: Form) -> list:

@@ -273,8 +273,8 @@ def test_a_state_within_the_input_is_refused():
 
 
 def test_what_no_block_holds_is_passed_on():
-    assert tile.reason_against(ALL["more frames than shared memory holds"], torch.float32)
-    assert tile.reason_against(ALL[USUAL], torch.float32) is None
+    assert tile.refusal(ALL["more frames than shared memory holds"], torch.float32)
+    assert tile.refusal(ALL[USUAL], torch.float32) is None
 
 
 @pytest.mark.parametrize("first", range(0, 60, 3))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.input.parts import numbers_of_parts, split, summed
+from numba_tconv.gradients.input.split_k import numbers_of_parts, split, summed
 from numba_tconv.gradients.input.tile.choose import NARROWER, TALL, choose, rounds, tiles_of_few, usual, with_stages
 from numba_tconv.gradients.input.tile.kernel import InputTile, make_kernel
 from numba_tconv.gradients.input.tile.pack import make_kernel as make_pack

@@ -76,9 +76,9 @@ def test_few_tiles_are_split(precision):
         p = replace(workloads.get(name).problem, **sizes)
         config = GRADIENTS["grad_input_wgmma"].config(p, DTYPES[precision], H200, precision)
         splits = splits_of(p, config, H200)
-        assert config.partial == (splits > 1)
+        assert config.split_k == (splits > 1)
         assert config.stages_of(p) % splits == 0
-        assert splits == 1 or config.tiles(p)[2] * splits <= 2 * H200.multiprocessors
+        assert splits == 1 or config.tiles_of(p).tiles * splits <= 2 * H200.multiprocessors
         return splits
 
     assert parts("head") >= 8
@@ -105,7 +105,7 @@ def test_narrower_tiles_where_they_fill_more_multiprocessors(name, channels):
     widest = grad_input_wgmma_choose.choose(p, "bf16", config.sheared)
     assert (config.channels, widest.channels) == (channels, 256)
     took, takes = (clocks_of(p, tile, splits_of(p, tile, H200), H200) for tile in (widest, config))
-    assert takes < LARGEST_SHARE_OF_WIDEST * took if channels < 256 else config == replace(widest, partial=False)
+    assert takes < LARGEST_SHARE_OF_WIDEST * took if channels < 256 else config == replace(widest, split_k=False)
     many = replace(p, batch=64 * p.batch)  # whose last round is one of many
     assert GRADIENTS["grad_input_wgmma"].config(many, DTYPES["bf16"], H200, "bf16").channels == 256
 

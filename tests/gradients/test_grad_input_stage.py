@@ -19,7 +19,7 @@ from numba_tconv.gradients.input.wgmma import choose as grad_input_wgmma_choose
 from numba_tconv.gradients.input.wgmma import kernel as grad_input_wgmma
 from numba_tconv.gradients.input.wgmma import operands as grad_input_wgmma_stage
 from numba_tconv.gradients.input.wgmma import producer as grad_input_wgmma_rows
-from numba_tconv.gradients.input.wgmma.arguments import Grid, Place, Shape
+from numba_tconv.gradients.input.wgmma.arguments import Grid, Shape, Tile
 from numba_tconv.kernels.common.pipeline import Pipe
 from numba_tconv.kernels.common.tensor_core import fragments
 from numba_tconv.lab.measure import workloads
@@ -124,7 +124,7 @@ class Shared:
             assert next(requests) == (100 + 8 * slot, config.stage_bytes)
             boxes = [next(requests) for _ in range(1 + config.boxes)]
             assert {box[-1] for box in boxes} == {100 + 8 * slot}
-            first, row = (place.part * count + s) * config.entries, place.group * shape.group_channels
+            first, row = (place.split * count + s) * config.entries, place.group * shape.group_channels
             assert boxes[0][:-1] == (SLOT + slot * config.slot, grad_input_wgmma_rows.MAP_BYTES, first, row, 0)
             yield {at - slot * config.slot: begin for at, _, *begin, _ in boxes[1:]}
 
@@ -194,7 +194,7 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
     position, cropped = tile * config.rows, max(0, p.padding - p.output_padding)
     count = config.stages_of(p) // splits
     signal = p.out_length if cropped else grad_ring.LONGEST_SIGNAL
-    grad_rows, place = SimpleNamespace(shear=shear, length=signal), Place(sample, group, part, 0, position)
+    grad_rows, place = SimpleNamespace(shear=shear, length=signal), Tile(sample, group, part, 0, position)
     shape = Shape(first, p.length, p.groups, p.out_channels_per_group // sheared, p.in_channels_per_group)
     told = place, SimpleNamespace(tile_stages=count), shape, grad_rows
     lane_rows, lane_places = 2 * config.blocks, 16 if config.halves else 8
@@ -300,7 +300,7 @@ def test_parts_of_a_tile(shared, precision):
         assert config.stages_of(p) in (6, 11)
         splits = 3 if config.stages_of(p) == 6 else 11
         for part in (0, splits - 1):
-            of_part = replace(config, partial=True)
+            of_part = replace(config, split_k=True)
             check(shared, p, of_part, laid_out(p, precision, 2, rng), 0, [(0, 0)], 0, part, splits)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from numba_tconv.gradients.input.wgmma import choose as grad_input_wgmma_choose
 from numba_tconv.gradients.input.wgmma import epilogue as grad_input_wgmma_store
-from numba_tconv.gradients.input.wgmma.arguments import Place, Shape
+from numba_tconv.gradients.input.wgmma.arguments import Shape, Tile
 from numba_tconv.kernels.common.tensor_core import fragments
 from numba_tconv.lab.measure import workloads
 
@@ -82,7 +82,7 @@ def stored(monkeypatch):
 )
 def test_every_sum_at_its_position_and_channel(stored, precision, partial, length, left, positions):
     problem = workloads.get("hifigan_u3").problem
-    config = replace(grad_input_wgmma_choose.choose(problem, precision), channels=16, blocks=2, partial=partial)
+    config = replace(grad_input_wgmma_choose.choose(problem, precision), channels=16, blocks=2, split_k=partial)
     found = stored(config, length, left, positions)
     assert found == {n * length + m: (m, n) for n in range(left) for m in range(positions)}
 
@@ -92,10 +92,10 @@ def test_every_sum_at_its_position_and_channel(stored, precision, partial, lengt
 def test_where_a_tile_begins_in_the_result(splits, warpgroup):
     """Which is (N, groups, splits, channels of a group, L) if it is in parts."""
     config = grad_input_wgmma_choose.choose(workloads.get("dac_u1").problem, "bf16")
-    config = replace(config, channels=16, alternate=False, partial=splits > 1)
+    config = replace(config, channels=16, alternate=False, split_k=splits > 1)
     aim = grad_input_wgmma_store.make_aim(config)
     aim = getattr(aim, "py_func", aim)
-    place = Place(sample=1, group=1, part=splits - 1, channel_tile=2, position=256)
+    place = Tile(sample=1, group=1, split=splits - 1, channel_tile=2, position=256)
     target = aim(place, Shape(0, 1000, 2, 0, 40), splits, warpgroup)
     row, position = ((1 * 2 + 1) * splits + splits - 1) * 40 + 2 * 16, 256 + 64 * config.blocks * warpgroup
     assert (target.start, target.channels_left) == (row * 1000 + position, 40 - 2 * 16)

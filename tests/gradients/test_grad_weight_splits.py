@@ -88,7 +88,7 @@ def test_rows_of_tiles_by_taps_are_the_next_ones(precision, alike):
         for config in candidates(problem, precision, alike):
             kinds.add(config.by_taps)
             first_pair = make_first_pair(config).py_func
-            _, pair_tiles, _ = config.tiles(problem)
+            pair_tiles = config.tiles_of(problem).pair_tiles
             pair, reached = 0, 0
             for tile in range(pair_tiles):
                 channel, begin = map(int, first_pair(tile))

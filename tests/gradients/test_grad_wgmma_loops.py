@@ -171,7 +171,7 @@ INPUT = {
 def test_grad_input(monkeypatch, case):
     p, precision, sheared, fields, splits = INPUT[case]
     config = chosen(input_choose.candidates(p, precision, sheared), fields)
-    config = replace(config, partial=splits > 1, stages=3)  # the ring begins again in every tile
+    config = replace(config, split_k=splits > 1, stages=3)  # the ring begins again in every tile
     c, alternate = config, config.alternate
     state.boxes, state.in_turn, dtype = 1, alternate, DTYPES[precision]
     g, w = Layout.contiguous(p.out_shape, dtype, NO_GPU), Layout.contiguous(p.weight_shape, dtype, NO_GPU)
@@ -212,7 +212,7 @@ def test_grad_input(monkeypatch, case):
     function, blocks, (grad, shape, grid, grad_rows, _) = prepare(
         monkeypatch, of_input, config, (p, config, g, w, SMALL), **fakes
     )
-    position_tiles, channel_tiles, tiles = c.tiles(p)
+    position_tiles, channel_tiles, tiles = c.tiles_of(p)
     stages, channels = c.stages_of(p) // splits, p.in_channels_per_group
     for number, stored in run(function, blocks, case):
         own = range(number, tiles * splits, blocks)

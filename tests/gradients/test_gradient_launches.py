@@ -114,7 +114,7 @@ def test_grad_weight_is_added_up():
     own = grad_weight_sum.config_of(p, torch.float32, True)
     launch = grad_weight_sum.prepare.__wrapped__(p, tile, 5, own)
     partials, result, splits, weight, tiling = launch.arguments
-    taps, pairs, channels = tile.tiles(p)
+    taps, pairs, channels = tile.tiles_of(p)
     assert pairs != channels
     assert partials.numel() == 5 * p.groups * taps * pairs * channels * tile.tile_sums
     assert result.numel() == p.in_channels * p.out_channels_per_group * p.kernel_size

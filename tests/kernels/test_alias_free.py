@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from numba_tconv.formula.alias_free import alias_free
-from numba_tconv.gradients.alias_free import phase
 from numba_tconv.gradients.alias_free import plan as gradient_plan
+from numba_tconv.gradients.alias_free import trigonometry
 from numba_tconv.kernels.alias_free import plan, tile
 
 PI = Fraction("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
 
 
-@pytest.mark.parametrize(("real", "most"), [(np.float32, phase.MOST_TURNS), (np.float64, phase.WIDE_MOST_TURNS)])
+@pytest.mark.parametrize(
+    ("real", "most"), [(np.float32, trigonometry.MOST_TURNS), (np.float64, trigonometry.WIDE_MOST_TURNS)]
+)
 @pytest.mark.parametrize("a", [1.0, 3.0, 0.7, 1e-3])
 def test_a_phase_is_exact_up_to_its_rounding(a, real, most, monkeypatch):
     """With multiply-adds that round once, as a GPU's do; the simulator's round twice."""
@@ -23,11 +25,11 @@ def test_a_phase_is_exact_up_to_its_rounding(a, real, most, monkeypatch):
     def fma(a, b, c):
         return real(float(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))))
 
-    monkeypatch.setattr(phase, "cuda", SimpleNamespace(fma=fma))
-    of = phase.trigonometry(real is np.float64)
+    monkeypatch.setattr(trigonometry, "cuda", SimpleNamespace(fma=fma))
+    of = trigonometry.trigonometry(real is np.float64)
     constants, eps = np.zeros(4, real), np.finfo(real).eps
     of.fill.py_func(constants, a, 1.0)
-    row = phase.Phase(*constants, slope=None)
+    row = trigonometry.Constants(*constants, slope=None)
     for turns in (0.3, 1.4, 1000.2, most / 3, most * 0.99):
         u = real(turns / a * np.pi)
         assert u <= row.most
@@ -48,8 +50,8 @@ def test_the_longest_rows_and_the_most_blocks(kernels):
     def reason(batch, length):
         sizes = alias_free((batch, 1, length), 12, 12, 2, 2)
         if kernels == "gradients":
-            return gradient_plan.reason(sizes)
-        return plan.reason(sizes)
+            return gradient_plan.refusal(sizes)
+        return plan.refusal(sizes)
 
     assert reason(1, plan.MOST_LENGTH) is None
     assert "rows of up to" in reason(1, plan.MOST_LENGTH + 1)

@@ -122,11 +122,11 @@ def test_a_gradient_is_not_for_rows_that_would_be_read_often():
         assert select(of, replace(LAYER, groups=128), torch.float32, H200, f"{of}_depthwise").name == f"{of}_depthwise"
 
 
-def test_gradients_read_in_place_where_neighbours_begin_alike():
+def test_gradients_multiply_from_memory_where_neighbours_begin_alike():
     """A warp's threads would take the code of several places otherwise."""
     apart = replace(LAYER, kernel_size=10, stride=1, dilation=4)
     for name in ("grad_input_depthwise", "grad_weight_depthwise"):
-        assert GRADIENTS[name].config(LAYER, HALF).in_place
+        assert GRADIENTS[name].config(LAYER, HALF).from_memory
         config = GRADIENTS[name].config(apart, HALF)
         assert config.positions < config.vector
-        assert not config.in_place
+        assert not config.from_memory

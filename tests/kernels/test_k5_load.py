@@ -178,7 +178,7 @@ def test_every_stage_is_the_window_of_its_tile(copies, p, precision, offset, ali
     selectors_of = k5_load.make_selectors_of(config)
     stride = GRID * config.teams
     group, start = (0, 0) if place == "first" else (p.groups - 1, stride - 1)  # the block's and its team's tile
-    walk = k5_load_ahead.Walk(stride, *divmod(stride * tile.advance, columns), tile.tap_chunks(p), tiles)
+    schedule = k5_load_ahead.Schedule(stride, *divmod(stride * tile.advance, columns), tile.tap_chunks(p), tiles)
     signal = signal_of(p, x, config, group)
 
     def of_thread(thread):
@@ -200,7 +200,7 @@ def test_every_stage_is_the_window_of_its_tile(copies, p, precision, offset, ali
                     assert (ahead.chunk, ahead.channel) == (chunk, channel)
                     along += channel <= ahead.last_channel
                     load(ahead, to, tiles, share, signal)
-                    thread[0] = next_stage(ahead, walk, share, signal)
+                    thread[0] = next_stage(ahead, schedule, share, signal)
                 begin = now * tile.advance - tile.overlap - tile.lead - chunk * tile.chunk_shift
                 turned = [selector == NEXT for selector in selectors_of(now * tile.advance // columns, signal)]
                 check(copies.elements, turned, p, config, group, channel, begin, first, columns)
@@ -335,7 +335,7 @@ def check(elements, turned, p, config, group, channel, begin, first, columns):
     What fills a word beside the window belongs to the same signal.
     """
     tile, elements = config.tile, dict(elements)
-    assert turned == [False, False] or config.turned
+    assert turned == [False, False] or config.shifted
     for row in range(config.depth):
         at, c = STAGES + row * config.pitch * tile.itemsize, group * p.in_channels_per_group + channel + row
         copied = [elements.pop(at + e * tile.itemsize, MISSING) for e in range(config.copies_a_row * config.x_vector)]

@@ -10,7 +10,7 @@ import pytest
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core import store_any as tensor_store
-from numba_tconv.kernels.common.tensor_core.outputs import Output, Place, Thread
+from numba_tconv.kernels.common.tensor_core.outputs import Output, Place, Staging, Thread
 from numba_tconv.kernels.common.tensor_core.tile import staged_at
 from numba_tconv.kernels.k5_mma import choose as k5_choice
 from numba_tconv.kernels.k5_mma import epilogue as k5_store
@@ -90,7 +90,7 @@ def test_other_tiles_stage_a_sum_where_its_output_is(monkeypatch, p):
     monkeypatch.setattr(k5_store, "st_shared", lambda address, *values: memory.update(enumerate(values, address // 4)))
     at, offset, row0, columns = 1024, 0 if tile.span == 1 or k5_store.gaps_between(tile) else 3, 2, (8, 40)
     sums = range(1, 1 + 4 * RUN * config.fragments)  # above zero, which fills gaps
-    k5_store._make_stage_sums(config)[0](sums, memory, 0, at, row0, *columns, offset)
+    k5_store._make_stage_sums(config)[0](sums, Staging(memory, 0, at), row0, *columns, offset)
     places = itertools.product(range(config.fragments), range(RUN), range(2), range(2))
     for value, (m, j, half, e) in zip(sums, places, strict=True):
         channel, phase = divmod(row0 + 16 * m + 8 * half, tile.phases)

@@ -41,7 +41,7 @@ def test_a_window_is_its_rows(memory, workload, precision, aligned, selectors):
     """Channels that begin within a word have their columns an element further."""
     config = choose(workloads.get(workload).problem, precision, aligned=aligned)
     tile, window, pitch = config.tile, config.window, config.pitch
-    assert config.turned == (precision == "bf16" and not aligned)
+    assert config.shifted == (precision == "bf16" and not aligned)
     memory.itemsize = tile.itemsize
     rows = np.full((2 * tile.depth, pitch), BESIDE, np.uint16 if tile.itemsize == 2 else np.int64)
     for row in range(2 * tile.depth):

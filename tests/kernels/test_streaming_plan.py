@@ -105,7 +105,7 @@ def test_tiles_fit_and_cover_the_layer(shared, dtype):
     for name, layer in LAYERS.items():
         for slots, frames in ((8, 1), (64, 1), (3, 5), (256, 1), (64, 4), (1, 32)):
             p = replace(layer, batch=slots, length=frames)
-            if mma_tile.reason_against(p, dtype, mma_tile.PRECISIONS[dtype], shared):
+            if mma_tile.refusal(p, dtype, mma_tile.PRECISIONS[dtype], shared):
                 assert name in ("mimi_upsample",)
                 continue
             c = mma_tile.choose(p, dtype, shared)

@@ -194,5 +194,5 @@ def test_gradients_multiply_as_often_as_they_must(name, reason):
     """For every alignment of the first element, and once for the ends of rows."""
     config, report = gradient_report(name, reason)
     multiply = "DFMA" if config.dtype == F64 else "FFMA"
-    assert offline.instructions(report.sass)[multiply] == len(config.products) * (1 + 8 * config.in_place)
-    assert config.in_place == (config.dtype in (BF16, F16))
+    assert offline.instructions(report.sass)[multiply] == len(config.products) * (1 + 8 * config.from_memory)
+    assert config.from_memory == (config.dtype in (BF16, F16))

@@ -72,7 +72,7 @@ def test_gradients(name, reason):
     g, x, w = gradient_operands(problem, dtype)
     right = gradient_answers(rung.of, g, x, w, problem)
     for config in rung.tiny_configs(problem, dtype):
-        assert config.in_place
+        assert config.from_memory
         for g_place, x_place in ((0, 0), (3, 5)):
             result = computed_gradient(rung, shifted(g, g_place), shifted(x, x_place), w, problem, config)
             assert verdict(result, *right) is None, (config, g_place)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.gradients.input.parts import split
+from numba_tconv.gradients.input.split_k import split
 from numba_tconv.gradients.input.tile import kernel as grad_input_tile
 from numba_tconv.selection.gradient import GRADIENTS
 from tests.gradient_parity import computed_gradient, gradient_operands, torchs_gradient

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients import planes, planes_turned
+from numba_tconv.gradients import planes, planes_transposed
 from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
 from numba_tconv.gradients.weight.wgmma.tile import Config, Window
 from tests.gradient_parity import gradient_operands
@@ -25,7 +25,7 @@ FEW = [
 ]
 
 
-TILE = {name: getattr(planes_turned, name) for name in ("COLUMNS", "SQUARES")}
+TILE = {name: getattr(planes_transposed, name) for name in ("COLUMNS", "SQUARES")}
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +34,11 @@ def few_threads(monkeypatch):
     for name, number in (("CHANNELS", 8), ("THREADS", 32)):
         monkeypatch.setattr(grad_weight_sum, name, number)
     for name, number in (("COLUMNS", 16), ("SQUARES", 2)):
-        monkeypatch.setattr(planes_turned, name, number)
-    for module in (planes, planes_turned, grad_weight_sum):
+        monkeypatch.setattr(planes_transposed, name, number)
+    for module in (planes, planes_transposed, grad_weight_sum):
         module.make_kernel.cache_clear()
     yield
-    for module in (planes, planes_turned, grad_weight_sum):
+    for module in (planes, planes_transposed, grad_weight_sum):
         module.make_kernel.cache_clear()
 
 
@@ -94,7 +94,7 @@ def vectors(monkeypatch):
     calls = []
 
     def recorded(name, position):
-        meaning = getattr(planes_turned, name)
+        meaning = getattr(planes_transposed, name)
 
         def call(*arguments):
             array, index = arguments[position : position + 2]
@@ -105,7 +105,7 @@ def vectors(monkeypatch):
             calls.append(Vector(name, shared, at, tuple(thread.blockIdx), thread.threadIdx.x))
             meaning(*arguments)
 
-        monkeypatch.setattr(planes_turned, name, call)
+        monkeypatch.setattr(planes_transposed, name, call)
 
     recorded("load_vector", 2)
     recorded("store_vector", 0)
@@ -127,7 +127,7 @@ def stored(vectors):
 def test_planes_of_long_strides(dtype, reason, vectors):
     problem = LONG[reason]
     config = planes.make_config(problem, dtype)
-    assert config.turned
+    assert config.transposed
     vector = 16 // dtype.itemsize
     for layout in LAYOUTS if dtype != torch.float16 else ["contiguous"]:
         vectors.clear()
@@ -178,7 +178,7 @@ def test_long_strides_of_samples_far_apart_and_more_rows_than_a_grid_has(monkeyp
 def test_squares_meet_in_shared_memory_without_conflicts(dtype, count, vectors, monkeypatch):
     """Eight neighbours access 16 bytes each, all banks; what they store to the planes is adjacent."""
     for name, number in TILE.items():
-        monkeypatch.setattr(planes_turned, name, number)
+        monkeypatch.setattr(planes_transposed, name, number)
     vector, phases = 16 // dtype.itemsize, 72
     g = torch.randn(1, 1, count * vector * phases).to(dtype)
     problem = Problem(1, 1, 1, phases, count * vector, stride=phases)
@@ -211,7 +211,7 @@ def test_squares_meet_in_shared_memory_without_conflicts(dtype, count, vectors, 
 def workspace(weight, problem, config, splits):
     """Sums as the first stage leaves them, which add up to ``weight``; NaN where none may be read."""
     p, phases = problem, config.phases_of(problem)
-    taps, pair_tiles, channel_tiles = config.tiles(p)
+    taps, pair_tiles, channel_tiles = config.tiles_of(p)
     tiles = (splits, p.groups, taps, pair_tiles, channel_tiles, config.tap_chunk, config.rows, config.channels)
     partials = torch.full(tiles, torch.nan)
     for ci in range(p.in_channels):

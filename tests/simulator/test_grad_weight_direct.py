@@ -58,7 +58,7 @@ def check_store(monkeypatch, p, config, phases):
     monkeypatch.setattr(grad_weight_direct, "barrier_sync", lambda barrier, threads: cuda.syncthreads())
     store_sums = grad_weight_direct.make_store(config)
     blocks, chunk, channels = config.blocks, config.tap_chunk, config.channels
-    taps, pair_tiles, channel_tiles = config.tiles(p)
+    taps, pair_tiles, channel_tiles = config.tiles_of(p)
     assert taps == 1
     words = channels * grad_weight_direct.pitch_of(config)
     group_rows, group_channels, sums = p.out_channels_per_group, p.in_channels_per_group, channels // 2
@@ -81,7 +81,7 @@ def check_store(monkeypatch, p, config, phases):
             if row < config.pairs and co < group_rows and c < group_channels:
                 acc[at] = weight[group * group_channels + c, co, block_and_tap % chunk * phases + phase]
         grid = Grid(rows, group_channels, pair_tiles, channel_tiles, 1, 0, 0, 0, 1)
-        block = Block(0, 0, group, pair_tile, channel_tile, 0)
+        block = Block(0, 0, group, pair_tile, channel_tile)
         staging = grad_weight_direct.Staging(shared, 0)
         store_sums(acc, result, staging, grid, block, Consumer(crew, warp, lane))
 

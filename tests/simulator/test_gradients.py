@@ -7,7 +7,7 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.bias import splits_of
-from numba_tconv.gradients.input.parts import split
+from numba_tconv.gradients.input.split_k import split
 from numba_tconv.gradients.input.tile import pack
 from numba_tconv.gradients.input.tile import tile as grad_input_config
 from numba_tconv.gradients.input.tile.choose import JOINED

@@ -13,17 +13,17 @@ class Sizes(NamedTuple):
 
 
 class UpSamples(NamedTuple):
-    """A thread's, in registers."""
+    """A thread's local arrays."""
 
-    values: object  # then their gradients
-    slopes: object  # gradients of their activations
+    values: object  # u, then du
+    dv: object
     sums: object  # gradients of alpha and beta
 
 
 class Edge(NamedTuple):
-    """A thread's slopes at a row's end, and what ends receive."""
+    """A thread's dv at a row's ends, and what these receive."""
 
-    slopes: object
+    dv: object
     first: int  # up-sample of the thread
     up_length: int
     head: float
@@ -31,15 +31,15 @@ class Edge(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """A thread's for its outputs."""
+    """A thread's local arrays for dx."""
 
     down_values: object  # windows of all planes
-    results: object
+    dx: object
     up: object  # the filter up
 
 
 class Output(NamedTuple):
-    """A row of x's gradient."""
+    """A row of dx."""
 
     data: object
     target: int  # the element of its first sample

@@ -16,7 +16,7 @@ class Ends(NamedTuple):
 
     before_row: Callable  # (filter_down, dy, row, out_length): by the first activated up-sample
     after_row: Callable  # (filter_down, dy, row, out_length, up_length): by the last
-    add: Callable  # (0, edge): zeroes slopes outside the row, adds to those at its ends
+    add: Callable  # (0, edge): zeroes dv outside the row, adds to it at the ends
     repetitions: Callable  # (filter_up, planes, first, end, origin, up_length): by an end of x
 
 
@@ -70,10 +70,10 @@ def make_ends(config: Config) -> Ends:
         """Phases first, then positions."""
         m = edge.first + z % run * up_ratio + z // run
         if m < 0 or m >= edge.up_length:
-            edge.slopes[z] = accumulator(0)
+            edge.dv[z] = accumulator(0)
         if m == 0:
-            edge.slopes[z] += edge.head
+            edge.dv[z] += edge.head
         if m == edge.up_length - 1:
-            edge.slopes[z] += edge.tail
+            edge.dv[z] += edge.tail
 
     return Ends(before_row, after_row, repeated(at_ends, run * up_ratio), repetitions)

@@ -24,18 +24,18 @@ def make_store(config: Config, ends: Ends):
     def store_tile(output, registers, up_filter, planes, begin, origin):
         thread, length, begin = int32(cuda.threadIdx.x), int32(output.length), int32(begin)
         up_length = int32(length * up_ratio)
-        down_values, results = registers.down_values, registers.results
+        down_values, dx = registers.down_values, registers.dx
         for o in range(thread * run, outputs, threads * run):
             for q in range(up_ratio):
                 for v in range(0, down_window, vector):
                     load_vector(down_values, q * down_window + v, planes, q * plane + o + v)
             for z in range(run):
-                results[z] = accumulator(0)
-            multiply_down(results, registers.up, down_values, 0)
+                dx[z] = accumulator(0)
+            multiply_down(dx, registers.up, down_values, 0)
             first = int32(begin + o)
             if first > 0 and first + run < length:
                 for z in range(0, run, stored):
-                    put(output.data, output.target + first + z, results, z)
+                    put(output.data, output.target + first + z, dx, z)
             else:
                 head, tail = accumulator(0), accumulator(0)
                 if first <= 0 and first + run > 0:
@@ -44,7 +44,7 @@ def make_store(config: Config, ends: Ends):
                     tail = repetitions(up_filter, planes, length, length + pad, origin, up_length)
                 for z in range(run):
                     i = int32(first + z)
-                    value = results[z]
+                    value = dx[z]
                     if i == 0:
                         value += head
                     if i == length - 1:

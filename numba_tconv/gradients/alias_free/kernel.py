@@ -17,9 +17,9 @@ from .arguments import Edge, Output, Registers, Sizes, UpSamples
 from .ends import make_ends
 from .epilogue import make_add_up, make_store
 from .fetch import make_fetch
-from .phase import Phase, trigonometry
 from .through import make_through
 from .tile import FAR, Config
+from .trigonometry import Constants, trigonometry
 
 
 @cache
@@ -38,20 +38,19 @@ def make_kernel(config: Config) -> Kernel:
     multiply_up, multiply_turned = multiply_add((c.up.products,)), multiply_add((c.turned.products,))
     fetch_x, fetch_dy = make_fetch(element, samples, threads, pad), make_fetch(element, grads, threads, 0)
     trig, ends, (through_one, through_all) = trigonometry(accumulator.bitwidth == 64), make_ends(c), make_through(c)
-    fill, phase_of = trig.fill, trig.phase
+    fill, constants_of = trig.fill, trig.constants
     before_row, after_row, all_at_ends = ends.before_row, ends.after_row, ends.add
     store_tile, add_up = make_store(c, ends), make_add_up(c.threads)
     sums_room = 2 * threads if takes_sums else vector
 
     @device_function
-    def slopes_by_windows(up_samples, turned, down, shared_dy, at_edge, edge):
-        """Gradients of activated up-samples."""
+    def dv_by_windows(up_samples, turned, down, shared_dy, at_edge, edge):
         thread = int32(cuda.threadIdx.x)
         for v in range(0, turned_window, vector):
             load_vector(turned, v, shared_dy, thread * run + v)
         for z in range(ups):
-            up_samples.slopes[z] = accumulator(0)
-        multiply_turned(up_samples.slopes, down, turned, 0)
+            up_samples.dv[z] = accumulator(0)
+        multiply_turned(up_samples.dv, down, turned, 0)
         if at_edge:
             all_at_ends(int32(0), edge)
 
@@ -66,7 +65,7 @@ def make_kernel(config: Config) -> Kernel:
         window = cuda.local.array(up_window, dtype=accumulator)
         turned = cuda.local.array(turned_window, dtype=accumulator)
         values = cuda.local.array(ups, dtype=accumulator)
-        slopes = cuda.local.array(ups, dtype=accumulator)
+        dv = cuda.local.array(ups, dtype=accumulator)
         down_values = cuda.local.array(windows, dtype=accumulator)
         results = cuda.local.array(run, dtype=accumulator)
         sums = cuda.local.array(2, dtype=accumulator)
@@ -91,7 +90,7 @@ def make_kernel(config: Config) -> Kernel:
             if log_scale:
                 a, b = math.exp(a), math.exp(b)
             fill(shared_constants, a, b)
-        up_samples = UpSamples(values, slopes, sums)
+        up_samples = UpSamples(values, dv, sums)
         output, registers = Output(dx, target, sizes.length), Registers(down_values, results, up)
         total_alpha, total_beta = accumulator(0), accumulator(0)
 
@@ -116,7 +115,7 @@ def make_kernel(config: Config) -> Kernel:
             cuda.syncthreads()
 
             zero = accumulator(0)
-            phase = phase_of(shared_constants) if is_snake else Phase(zero, zero, zero, zero, zero)
+            constants = constants_of(shared_constants) if is_snake else Constants(zero, zero, zero, zero, zero)
             sums[0], sums[1] = accumulator(0), accumulator(0)
             for v in range(0, up_window, vector):
                 load_vector(window, v, shared_x, thread * run + v)
@@ -130,10 +129,8 @@ def make_kernel(config: Config) -> Kernel:
                         head = before_row(down_filter, dy, grad_source, out_length)
                     if first_up < up_length and first_up + ups >= up_length:
                         tail = after_row(down_filter, dy, grad_source, out_length, up_length)
-                slopes_by_windows(
-                    up_samples, turned, down, shared_dy, at_edge, Edge(slopes, first_up, up_length, head, tail)
-                )
-                through_all(up_samples, phase)
+                dv_by_windows(up_samples, turned, down, shared_dy, at_edge, Edge(dv, first_up, up_length, head, tail))
+                through_all(up_samples, constants)
             for p in range(up_ratio):
                 for v in range(0, run, vector):
                     store_vector(planes, p * plane + thread * run + v, values, p * run + v)
@@ -151,7 +148,7 @@ def make_kernel(config: Config) -> Kernel:
                         if m == up_length - 1:
                             grad += after_row(down_filter, dy, grad_source, out_length, up_length)
                     before_sums = sums[0], sums[1]
-                    planes[place] = through_one(planes[place], grad, sums, phase)
+                    planes[place] = through_one(planes[place], grad, sums, constants)
                     if is_snake and n // up_ratio >= outputs and begin + outputs < length:
                         sums[0], sums[1] = before_sums
                 counts = True

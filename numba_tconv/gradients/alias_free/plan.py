@@ -20,7 +20,7 @@ from .tile import Config, choose, tiles_of
 LEAST_OUTPUTS = 64  # of a tile
 
 
-def reason(sizes: AliasFree) -> str | None:
+def refusal(sizes: AliasFree) -> str | None:
     """Why no launch computes the gradients."""
     if sizes.length > MOST_LENGTH:
         return f"they take rows of up to {MOST_LENGTH} samples"

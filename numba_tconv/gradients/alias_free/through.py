@@ -9,10 +9,8 @@ from numba_tconv.ptx import device_function, repeated
 from numba_tconv.runtime.elements import ELEMENTS
 
 from .arguments import UpSamples
-from .phase import Phase, trigonometry
 from .tile import Config
-
-# Derivatives of activations.
+from .trigonometry import Constants, trigonometry
 
 
 @device_function
@@ -42,67 +40,68 @@ def identity(u):
     return type(u)(1)
 
 
-SLOPES = {"silu": silu, "leaky_relu": leaky_relu, "elu": elu, "gelu": gelu, "identity": identity}
+DERIVATIVES = {"silu": silu, "leaky_relu": leaky_relu, "elu": elu, "gelu": gelu, "identity": identity}
 
 
 class State(NamedTuple):
     up_samples: UpSamples
-    phase: Phase
+    constants: Constants
 
 
 def make_through(config: Config):
-    """Build (u, grad, sums, phase) -> the gradient of an up-sample u, given its activation's; and (up_samples, phase):
-    a thread's up-samples become their gradients. Snake's add alpha's and beta's to ``sums``."""
+    """Build ``one`` and ``through_all``: gradients of an up-sample, from its activation's, and of all of a thread's.
+
+    Snake's add alpha's and beta's to ``sums``."""
     accumulator, ups = ELEMENTS[config.dtype].accumulator, config.run * config.up_ratio
     is_snake, takes_sums = config.activation == "snake", config.takes_sums
     trig = trigonometry(accumulator.bitwidth == 64)
-    near_phase, far_phase, sine, cosine = trig.near, trig.far, trig.sine, trig.cosine
-    pointwise = identity if is_snake else SLOPES[config.activation]
+    near_t, far_t, sine, cosine = trig.near, trig.far, trig.sine, trig.cosine
+    pointwise = identity if is_snake else DERIVATIVES[config.activation]
 
     @device_function
-    def through_snake(t, u, grad, sums, phase):
+    def through_snake(t, u, grad, sums, constants):
         s, co = sine(t), cosine(t)
         part = grad * s
         if takes_sums:
             sums[0] = cuda.fma(u * co, part, sums[0])
             sums[1] = cuda.fma(s, part, sums[1])
-        return cuda.fma(phase.slope * co, part, grad)
+        return cuda.fma(constants.slope * co, part, grad)
 
     @device_function
-    def one(u, grad, sums, phase):
+    def one(u, grad, sums, constants):
         if is_snake:
-            t = near_phase(u, phase) if abs(u) <= phase.most else far_phase(u, phase)
-            return through_snake(t, u, grad, sums, phase)
+            t = near_t(u, constants) if abs(u) <= constants.most else far_t(u, constants)
+            return through_snake(t, u, grad, sums, constants)
         return grad * pointwise(u)
 
     @device_function
     def near(z, state):
-        u, grad = state.up_samples.values[z], state.up_samples.slopes[z]
+        u, grad = state.up_samples.values[z], state.up_samples.dv[z]
         if is_snake:
-            t = near_phase(u, state.phase)
-            state.up_samples.values[z] = through_snake(t, u, grad, state.up_samples.sums, state.phase)
+            t = near_t(u, state.constants)
+            state.up_samples.values[z] = through_snake(t, u, grad, state.up_samples.sums, state.constants)
         else:
             state.up_samples.values[z] = grad * pointwise(u)
 
     @device_function
     def far(z, state):
-        u, grad = state.up_samples.values[z], state.up_samples.slopes[z]
-        t = far_phase(u, state.phase)
-        state.up_samples.values[z] = through_snake(t, u, grad, state.up_samples.sums, state.phase)
+        u, grad = state.up_samples.values[z], state.up_samples.dv[z]
+        t = far_t(u, state.constants)
+        state.up_samples.values[z] = through_snake(t, u, grad, state.up_samples.sums, state.constants)
 
     all_near, all_far = repeated(near, ups), repeated(far, ups)
 
     @device_function
-    def through_all(up_samples, phase):
+    def through_all(up_samples, constants):
         are_near = True
         if is_snake:
             largest = accumulator(0)
             for z in range(ups):
                 largest = max(largest, abs(up_samples.values[z]))
-            are_near = largest <= phase.most
+            are_near = largest <= constants.most
         if are_near:
-            all_near(int32(0), State(up_samples, phase))
+            all_near(int32(0), State(up_samples, constants))
         if is_snake and not are_near:
-            all_far(int32(0), State(up_samples, phase))
+            all_far(int32(0), State(up_samples, constants))
 
     return one, through_all

@@ -82,7 +82,7 @@ class InputPlanes(GradientRung):
         phases = min(problem.taps.rows, problem.kernel_size)
         if dtype == torch.float64 and not reads_grad_output(problem) and problem.kernel_size % phases:
             return "in fp64 it is for phases of equally many taps: zeros in the place of others would meet infinities"
-        few_phases = not (reads_grad_output(problem) or planes.make_config(problem, dtype).turned)
+        few_phases = not (reads_grad_output(problem) or planes.make_config(problem, dtype).transposed)
         if dtype.itemsize == 2 and weights > MOST_WEIGHTS and few_phases:
             return f"with 16-bit elements it is for at most {MOST_WEIGHTS:,} weights, not {weights:,}: torch is faster"
         return None

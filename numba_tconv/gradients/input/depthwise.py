@@ -27,10 +27,10 @@ from numba_tconv.kernels.depthwise.rows import (
     MOST_ROWS,
     Meeting,
     blocks_of,
+    depthwise_refusal,
     fitting,
-    make_multiply_in_place,
+    make_multiply_from_memory,
     many_channels,
-    reason,
     split,
 )
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, store_run, vectors_of
@@ -52,7 +52,7 @@ class Config(Meeting):
     threads: int = 128
     passes: int = 8
     min_blocks: int = 8
-    in_place: bool = False  # code for each alignment
+    from_memory: bool = False  # code for each alignment
 
     @property
     def products(self) -> tuple:
@@ -80,7 +80,7 @@ def make_kernel(config: Config) -> Kernel:
     fetch, fetch_guarded = load_run(element, window), load_guarded(element, window)
     fetch_weights, put = load_guarded(element, kernel_size), store_run(element)
     multiply = multiply_add((config.products,))
-    in_place, multiply_in_place = config.in_place, make_multiply_in_place(config, positions)
+    from_memory, multiply_from_memory = config.from_memory, make_multiply_from_memory(config, positions)
 
     def grad_input_depthwise(grad_output, weight, grad_input, sizes):
         values = cuda.local.array(window, dtype=accumulator)
@@ -128,14 +128,14 @@ def make_kernel(config: Config) -> Kernel:
                 inside = (
                     stride_l == 1 and begin >= 0 and begin + window <= out_length and run >= 0 and run + span <= g.size
                 )
-                if in_place:
+                if from_memory:
                     if inside:
-                        multiply_in_place(part, weights, g, run, int32(0), skip)
+                        multiply_from_memory(part, weights, g, run, int32(0), skip)
                 elif inside:
                     fetch(values, g, run, skip)
                 if not inside:
                     fetch_guarded(values, g, source + j * stride_c, stride_l, begin, out_length)
-                if not in_place or not inside:
+                if not from_memory or not inside:
                     multiply(part, weights, values, 0)
                 for z in range(positions):
                     total[z] += part[z]
@@ -175,7 +175,7 @@ class InputDepthwise(GradientRung):
     make_kernel = staticmethod(make_kernel)
 
     def supports(self, problem, dtype, precision):
-        if why := super().supports(problem, dtype, precision) or reason(problem):
+        if why := super().supports(problem, dtype, precision) or depthwise_refusal(problem):
             return why
         if problem.batch * problem.in_channels > MOST_ROWS:
             return f"it takes up to {MOST_ROWS} pairs of a sample and a channel"

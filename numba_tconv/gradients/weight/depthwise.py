@@ -17,10 +17,10 @@ from numba_tconv.kernels.common.arguments import PlacedSignal, arguments, of_pro
 from numba_tconv.kernels.depthwise.rows import (
     Meeting,
     blocks_of,
+    depthwise_refusal,
     fitting,
-    make_multiply_in_place,
+    make_multiply_from_memory,
     many_channels,
-    reason,
 )
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, vectors_of
 from numba_tconv.runtime.elements import ELEMENTS
@@ -42,7 +42,7 @@ class Config(Meeting):
     threads: int = 128  # a multiple of SUMMANDS
     passes: int = 16
     min_blocks: int = 8
-    in_place: bool = False  # code for each alignment
+    from_memory: bool = False  # code for each alignment
 
     @cached_property
     def products(self) -> tuple:
@@ -72,7 +72,7 @@ def make_kernel(config: Config) -> Kernel:
     fetch_x, fetch_x_guarded = load_run(element, positions), load_guarded(element, positions)
     fetch_g, fetch_g_guarded = load_run(element, window), load_guarded(element, window)
     multiply = multiply_add((config.products,))
-    in_place, multiply_in_place = config.in_place, make_multiply_in_place(config, kernel_size)
+    from_memory, multiply_from_memory = config.from_memory, make_multiply_from_memory(config, kernel_size)
     shared_sums, shared_parts = kernel_size * pitch, kernel_size * SUMMANDS
 
     def grad_weight_depthwise(grad_output, x, partials, sizes):
@@ -115,14 +115,14 @@ def make_kernel(config: Config) -> Kernel:
             run -= skip
             inside = grad_output.stride_l == 1 and begin >= 0 and begin + window <= out_length
             inside = inside and run >= 0 and run + g_span <= grad_output.data.size
-            if in_place:
+            if from_memory:
                 if inside:
-                    multiply_in_place(sums, xs, grad_output.data, run, int32(0), skip)
+                    multiply_from_memory(sums, xs, grad_output.data, run, int32(0), skip)
             elif inside:
                 fetch_g(gs, grad_output.data, run, skip)
             if not inside:
                 fetch_g_guarded(gs, grad_output.data, g_row, grad_output.stride_l, begin, out_length)
-            if not in_place or not inside:
+            if not from_memory or not inside:
                 multiply(sums, xs, gs, 0)
             passes_left = int32(passes_left - 1)
             x_row += hop_n * x.stride_n
@@ -187,7 +187,7 @@ class WeightDepthwise(SummedRung):
     make_kernel = staticmethod(make_kernel)
 
     def supports(self, problem, dtype, precision):
-        if why := super().supports(problem, dtype, precision) or reason(problem):
+        if why := super().supports(problem, dtype, precision) or depthwise_refusal(problem):
             return why
         splits = splits_of(problem, choose(problem, dtype))[1]
         if splits * problem.in_channels * problem.out_channels_per_group > MOST_BLOCKS:

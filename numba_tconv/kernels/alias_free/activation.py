@@ -51,11 +51,9 @@ def snake(u, constants):
     phase = u * turns
     t = phase - nearest_integer(phase)
     q = t * t
-    p = cuda.fma(float32(SQUARED_SINE[0]), q, float32(SQUARED_SINE[1]))
-    p = cuda.fma(p, q, float32(SQUARED_SINE[2]))
-    p = cuda.fma(p, q, float32(SQUARED_SINE[3]))
-    p = cuda.fma(p, q, float32(SQUARED_SINE[4]))
-    p = cuda.fma(p, q, float32(SQUARED_SINE[5]))
+    p = float32(SQUARED_SINE[0])
+    for k in range(1, len(SQUARED_SINE)):
+        p = cuda.fma(p, q, float32(SQUARED_SINE[k]))
     return cuda.fma(p, q * inverse, u)
 
 

@@ -11,7 +11,7 @@ from .tile import Config
 
 
 class Registers(NamedTuple):
-    """A thread's."""
+    """A thread's local arrays."""
 
     values: object  # windows of all planes
     sums: object
@@ -40,10 +40,10 @@ def make_epilogue(config: Config):
     @device_function
     def store_tile(y, target, length, registers, planes, begin):
         thread, begin, length = int32(cuda.threadIdx.x), int32(begin), int32(length)
-        for turned in range(rounds):
-            o = int32((thread + turned * threads) * run)
+        for r in range(rounds):
+            o = int32((thread + r * threads) * run)
             if o < outputs:
-                own = uint32((thread + turned * threads) * stride)
+                own = uint32((thread + r * threads) * stride)
                 for v in range(known, down_window, vector):
                     at = own + place(uint32(v))
                     for q in range(down_ratio):

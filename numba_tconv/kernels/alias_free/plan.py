@@ -17,7 +17,7 @@ MOST_LENGTH = 2**28  # with all up-samples in 32 bits
 MOST_BLOCKS = 2**31 - 1
 
 
-def reason(sizes: AliasFree) -> str | None:
+def refusal(sizes: AliasFree) -> str | None:
     """Why no launch computes ``sizes``."""
     if sizes.length > MOST_LENGTH:
         return f"it takes rows of up to {MOST_LENGTH} samples"

@@ -23,7 +23,7 @@ MOST_ROW_BLOCKS = 65535  # of a grid in y
 
 @dataclass(frozen=True)
 class RowTile:
-    """Of both directions, which have ``threads``, ``run`` (a thread's positions) and ``outputs``."""
+    """What both directions share; each adds ``threads``, ``run`` (a thread's positions) and ``outputs``."""
 
     dtype: torch.dtype
     up_taps: int

@@ -75,13 +75,13 @@ class DirectConfig:
 
         A case is a first phase and the first input's place in its load; phases up to stride - VECTOR share cases.
         Weight f * taps_per_row + b is family f's tap b."""
-        stride, each = self.taps.stride, self.taps.taps_per_row
+        stride, taps_per_row = self.taps.stride, self.taps.taps_per_row
         first_phases = range(max(0, stride - VECTOR), stride)
         return tuple(
             tuple(
-                (z, z % self.families * each + b, lead + each - 1 + (phase + z) // stride - b)
+                (z, z % self.families * taps_per_row + b, lead + taps_per_row - 1 + (phase + z) // stride - b)
                 for z in range(VECTOR)
-                for b in range(each)
+                for b in range(taps_per_row)
             )
             for phase in first_phases
             for lead in range(self.granule)
@@ -90,22 +90,23 @@ class DirectConfig:
 
 def fits(config: DirectConfig) -> bool:
     """Whether phases and places repeat in every pass, with equally few taps."""
-    taps, each = config.taps, config.taps.taps_per_row
+    taps, taps_per_row = config.taps, config.taps.taps_per_row
     halves = config.dtype.itemsize == 2
     regular = taps.dilation == 1 and taps.kernel_size % taps.stride == 0
     repeat = config.step % (taps.stride * config.granule) == 0 and max(taps.stride, VECTOR) % config.families == 0
-    return halves and regular and repeat and each <= MOST_TAPS_PER_ROW and config.families * each <= MOST_WEIGHTS
+    few = taps_per_row <= MOST_TAPS_PER_ROW and config.families * taps_per_row <= MOST_WEIGHTS
+    return halves and regular and repeat and few
 
 
 @cache
 def make_kernel(config: DirectConfig) -> Kernel:
     element, taps = ELEMENTS[config.dtype], config.taps
     load, store, accumulator = element.load, element.store, element.accumulator
-    stride, each, families, granule = taps.stride, taps.taps_per_row, config.families, config.granule
+    stride, taps_per_row, families, granule = taps.stride, taps.taps_per_row, config.families, config.granule
     lanes, teams, step, runs = config.lanes, config.threads // config.lanes, config.step, config.runs
     span, out_per_group = config.granules * granule, config.out_per_group
-    weight_count, output_count = families * each, runs * VECTOR
-    columns, alike = step // stride, max(0, stride - VECTOR)
+    weight_count, output_count = families * taps_per_row, runs * VECTOR
+    columns, same_case = step // stride, max(0, stride - VECTOR)
     fetch_guarded, put = load_guarded(element, span), store_run(element)
     multiply = multiply_add(config.cases)
     multiply_fast = multiply_runs(element, config.cases, VECTOR, granule, config.granules, runs)
@@ -133,16 +134,17 @@ def make_kernel(config: DirectConfig) -> Kernel:
             overhang = int32((y.offset + target) & (VECTOR - 1))
             o = int32(first_output - overhang + lane * VECTOR)
             column, phase = divmod(int32(o + int32(sizes.padding)), int32(stride))
-            begin = int32(column - (each - 1))
+            begin = int32(column - (taps_per_row - 1))
             lead = int32((x.offset + source + begin) & (granule - 1))
             begin = int32(begin - lead)
-            case = int32(max(phase - alike, 0) * granule + lead)
+            case = int32(max(phase - same_case, 0) * granule + lead)
             w_offset = group * w.stride_i + j * w.stride_o
             for f in range(families):
                 tap = int32(phase + f)
                 tap = int32(tap - stride) if tap >= stride else tap
-                for b in range(each):
-                    weights[f * each + b] = load(w.data[uint64(w_offset + int64(tap + b * stride) * w.stride_k)])
+                for b in range(taps_per_row):
+                    index = w_offset + int64(tap + b * stride) * w.stride_k
+                    weights[f * taps_per_row + b] = load(w.data[uint64(index)])
             offset = load(bias.data[uint64(group * out_per_group + j)]) if bias.exists else accumulator(0)
             end = int32(min(out_length, int32(o + passes * step)))
             while o < end:
@@ -187,7 +189,7 @@ def choose(problem: Problem, dtype: torch.dtype) -> DirectConfig | None:
 def tiny(problem: Problem, dtype: torch.dtype) -> list[DirectConfig]:
     sizes = (4, 8, 2, 1), (4, 4, 4, 2)
     names = "lanes", "threads", "passes", "runs"
-    return tiles(problem, dtype, [{**dict(zip(names, each, strict=True)), "min_blocks": 1} for each in sizes])
+    return tiles(problem, dtype, [dict(zip(names, size, strict=True), min_blocks=1) for size in sizes])
 
 
 def plan(problem: Problem, config: DirectConfig) -> tuple[int, int]:

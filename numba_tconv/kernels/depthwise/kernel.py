@@ -30,9 +30,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT, Kernel, Prepared, alike
 from numba_tconv.runtime.layout import Layout
 
-from . import direct as depthwise_direct
-from . import long as depthwise_long
-from . import long_tile as depthwise_long_config
+from . import direct, long, long_tile
 from .arguments import Sizes, Window, shared_signature
 from .direct import DirectConfig
 from .long_tile import LongConfig
@@ -278,8 +276,8 @@ def make_kernel(config: Config) -> Kernel:
 # ``shared_bytes(passes)``, the kernel's last ``arguments(rows, passes)``, and ``work()`` in words.
 FORMS = {
     Config: (make_kernel, plan),
-    DirectConfig: (depthwise_direct.make_kernel, depthwise_direct.plan),
-    LongConfig: (depthwise_long.make_kernel, depthwise_long_config.plan),
+    DirectConfig: (direct.make_kernel, direct.plan),
+    LongConfig: (long.make_kernel, long_tile.plan),
 }
 
 
@@ -299,12 +297,12 @@ class Depthwise(Rung):
         return None
 
     def config(self, problem, dtype, precision=None):
-        chosen = depthwise_direct.choose(problem, dtype) or depthwise_long_config.choose(problem, dtype)
+        chosen = direct.choose(problem, dtype) or long_tile.choose(problem, dtype)
         return chosen or choose(problem, dtype)
 
     def config_on(self, device, problem, dtype, precision=None):
         config = self.config(problem, dtype)
-        older = isinstance(config, LongConfig) and device.cc < depthwise_long_config.MINIMUM_CC
+        older = isinstance(config, LongConfig) and device.cc < long_tile.MINIMUM_CC
         return choose(problem, dtype) if older else config
 
     def tile(self, config):
@@ -314,7 +312,7 @@ class Depthwise(Rung):
         channels = problem.in_channels_per_group, problem.out_channels_per_group
         # One pass or several; two rows a block; phases that do not repeat.
         staged = [Config(dtype, problem.taps, *channels, *sizes) for sizes in ((4, 8, 1), (8, 8, 64), (2, 6, 1))]
-        return [*staged, *depthwise_direct.tiny(problem, dtype), *depthwise_long_config.tiny(problem, dtype)]
+        return [*staged, *direct.tiny(problem, dtype), *long_tile.tiny(problem, dtype)]
 
     def kernel(self, config):
         return FORMS[type(config)][0](config)

@@ -13,7 +13,7 @@ from numba_tconv.runtime.device import REGISTERS
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT
 
-from . import tile as depthwise_config
+from . import tile
 from .rows import MOST_CHANNELS
 
 COLUMNS = 8, 4  # twelve leave too few threads
@@ -201,7 +201,7 @@ def _small(config: LongConfig) -> bool:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> LongConfig | None:
-    if depthwise_config.choose(problem, dtype).keeps_weights:
+    if tile.choose(problem, dtype).keeps_weights:
         return None
     found = tiles(problem, dtype)
     enough = (c for c in found if problem.batch * problem.groups * plan(problem, c)[1] >= ENOUGH_BLOCKS)

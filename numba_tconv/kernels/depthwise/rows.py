@@ -15,13 +15,15 @@ FEW_CHANNELS = 2  # the same for gradients
 MOST_TAPS = 32
 MOST_WINDOW = 40
 MOST_PRODUCTS = 512
-MOST_IN_PLACE = 128
+MOST_FROM_MEMORY = 128
 MOST_SAMPLES = 2**30  # of a row, in 32 bits
 MOST_ROWS = 2**31 - 1  # along x of the grid
 ENOUGH_BLOCKS = 2048  # beyond, stretches take more passes
 
 
 class Meeting:
+    """A gradient's positions and what they meet."""
+
     dtype: torch.dtype
     taps: Taps
     positions: int
@@ -49,7 +51,7 @@ def fitting(dtype: torch.dtype, make: Callable[[int], Meeting]) -> Meeting:
         config = make(positions)
         if config.window <= MOST_WINDOW and len(config.products) <= MOST_PRODUCTS:
             break
-    return replace(config, in_place=read_in_place(config))
+    return replace(config, from_memory=multiplies_from_memory(config))
 
 
 def blocks_of(dtype: torch.dtype, numbers: int) -> int:
@@ -58,15 +60,15 @@ def blocks_of(dtype: torch.dtype, numbers: int) -> int:
     return next((blocks for limit, blocks in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
 
 
-def make_multiply_in_place(config, sums: int):
-    """Build products with a window in memory, if ``in_place``."""
-    if not config.in_place:
+def make_multiply_from_memory(config, sums: int):
+    """Build products with a window in memory, if ``from_memory``."""
+    if not config.from_memory:
         return None
     element, cases = ELEMENTS[config.dtype], placed(config.products, config.vector)
     return multiply_runs(element, cases, sums, config.vector, vectors_of(element, config.window), 1)
 
 
-def reason(problem) -> str | None:
+def depthwise_refusal(problem) -> str | None:
     """Why no depthwise kernel takes ``problem``."""
     if max(problem.in_channels_per_group, problem.out_channels_per_group) > MOST_CHANNELS:
         return f"it takes up to {MOST_CHANNELS} input and {MOST_CHANNELS} output channels a group"
@@ -92,12 +94,12 @@ def split(rows: int, vectors: int, config) -> tuple[int, int]:
     return -(-vectors // (stretches * config.lanes)), stretches
 
 
-def read_in_place(config) -> bool:
-    """Whether a gradient converts grad_output in place, in vectors of 16 bytes.
+def multiplies_from_memory(config) -> bool:
+    """Whether a gradient multiplies grad_output from memory, in vectors of 16 bytes.
 
     For 16 bits, few products, and runs at equal places of vectors in all threads."""
     same = config.positions * config.taps.stride % config.vector == 0
-    return config.dtype.itemsize == 2 and same and len(config.products) <= MOST_IN_PLACE
+    return config.dtype.itemsize == 2 and same and len(config.products) <= MOST_FROM_MEMORY
 
 
 def placed(products: tuple, vector: int) -> tuple:

@@ -97,9 +97,9 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
     accumulator, all_sums = ELEMENTS[config.dtype].accumulator, config.thread_m * config.thread_n
     partial, partials = config.partial, config.partials
     put_aside, add_partial_sums = make_put_aside(config, all_sums)
-    parts = make_multiply(config)
-    window, weights, multiply, put = parts.window, parts.weights, parts.multiply, parts.put
-    lane_of, tails_of = parts.lane_of, parts.tails_of
+    mainloop = make_multiply(config)
+    window, weights, multiply, put = mainloop.window, mainloop.weights, mainloop.multiply, mainloop.put
+    lane_of, tails_of = mainloop.lane_of, mainloop.tails_of
     advance, store = make_advance(config, multiply), make_store(config)
 
     def k4_register_tile(x, packed, bias, y, sizes, grid):

@@ -100,9 +100,9 @@ def make_kernel(config: Config) -> Kernel:
     phases, row_parts, ragged = config.phases, config.row_parts, config.ragged
     warp_columns, sums = WARP // config.lanes_m * config.thread_n, config.thread_m * config.thread_n
     all_barriers, window_offsets = config.barriers, config.entries - 2 - config.barriers
-    parts = make_multiply(config)
-    window, weights, multiply, put = parts.window, parts.weights, parts.multiply, parts.put
-    lane_of, tails_of = parts.lane_of, parts.tails_of
+    mainloop = make_multiply(config)
+    window, weights, multiply, put = mainloop.window, mainloop.weights, mainloop.multiply, mainloop.put
+    lane_of, tails_of = mainloop.lane_of, mainloop.tails_of
     fill_ring, store = make_fill_ring(config), make_store(config)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
 

@@ -35,7 +35,8 @@ def _make_stage_sums(config: Config):
     gaps = gaps_between(tile)
 
     @device_function
-    def stage_sums(acc, shared, base, at, row0, column0, column1, offset):
+    def stage_sums(acc, staging, row0, column0, column1, offset):
+        shared, base, at = staging
         for m in range(fragments):
             for half in range(2):
                 row = int32(row0 + 16 * m + 8 * half)
@@ -99,10 +100,9 @@ def make_store_tile(config: Config):
     @device_function
     def store_in_rounds(sums, row0, column0, column1, out, staging, place, thread):
         n, j, row, co, channels_left = place.sample, place.column, place.row, place.channel, place.channels_left
-        shared, base, at = staging
         round = int32(0)
         while round < rounds:
-            stage_sums(sums, shared, base, at, row0, column0, column1, out.alignment.offset)
+            stage_sums(sums, staging, row0, column0, column1, out.alignment.offset)
             barrier_sync(thread.team + 1, threads)
             # Only now are the sums' registers free.
             extent, straight = aim(n, j, out)

@@ -22,7 +22,7 @@ class Ahead(NamedTuple):
     last_channel: int
 
 
-class Walk(NamedTuple):
+class Schedule(NamedTuple):
     """The step to the next tile, and the ends of loops."""
 
     tiles: int
@@ -55,7 +55,7 @@ def make_load_ahead(config: Config):
         address, along = window_of(n, c, share, signal)
         return Source(address, int32(signal.channels - depth) if exists and along else int32(-1))
 
-    load_anywhere = (_make_load_elements if config.turned else _make_load_vectors)(config, begin)
+    load_anywhere = (_make_load_elements if config.shifted else _make_load_vectors)(config, begin)
 
     @device_function
     def load(ahead, to, all_tiles, share, signal):
@@ -66,18 +66,18 @@ def make_load_ahead(config: Config):
         cp_async_commit()
 
     @device_function
-    def next_stage(ahead, walk, share, signal):
+    def next_stage(ahead, schedule, share, signal):
         column_tile, n, j, chunk = ahead.tile, ahead.sample, ahead.column, ahead.chunk
         channel, address = int32(ahead.channel + depth), ahead.address + depth * itemsize * signal.stride_c
         last_channel = ahead.last_channel
         if channel >= signal.channels:
             channel, chunk = int32(0), int32(chunk + 1)
-            if chunk == walk.tap_chunks:
-                chunk, column_tile = int32(0), int32(column_tile + walk.tiles)
-                n, j = int32(n + walk.samples), int32(j + walk.columns)
+            if chunk == schedule.tap_chunks:
+                chunk, column_tile = int32(0), int32(column_tile + schedule.tiles)
+                n, j = int32(n + schedule.samples), int32(j + schedule.columns)
                 if j >= signal.columns:
                     n, j = int32(n + 1), int32(j - signal.columns)
-            address, last_channel = aim(n, j, chunk, column_tile < walk.all_tiles, share, signal)
+            address, last_channel = aim(n, j, chunk, column_tile < schedule.all_tiles, share, signal)
         return Ahead(column_tile, n, j, chunk, channel, address, last_channel)
 
     return aim, load, next_stage

@@ -76,7 +76,7 @@ def make_window(config: Config):
                 v[h * window + 2 * z + 1] = prmt(even[z], odd[z], 0x7632)
         return float32(1)
 
-    if config.turned:
+    if config.shifted:
         return load_shifted
     return load_singles if tile.itemsize == 4 else load_halves
 
@@ -84,16 +84,16 @@ def make_window(config: Config):
 def make_products(config: Config):
     """Build a window's products; ``w_at``: address of the lane's fragments."""
     tile, window, halo, step = config.tile, config.window, config.halo, config.tile.taps.step
-    parts, chunk, fragments = tile.operand_halves, tile.tap_chunk, config.fragments
+    halves, chunk, fragments = tile.operand_halves, tile.tap_chunk, config.fragments
     tap_weights = tile.rows * tile.depth * tile.operand_size
     load_fragment, multiply = ld_shared(4, int32), mma(tile.kind)
 
     @device_function
     def products(acc, v, w_at):
         a = cuda.local.array(4, dtype=int32)
-        for product in range(2 * parts - 1):  # large products last: small ones meet small sums
-            x_half = 1 if parts == 2 and product == 0 else 0
-            w_half = 1 if parts == 2 and product == 1 else 0
+        for product in range(2 * halves - 1):  # large products last: small ones meet small sums
+            x_half = 1 if halves == 2 and product == 0 else 0
+            w_half = 1 if halves == 2 and product == 1 else 0
             for b in range(chunk):
                 q = 2 * x_half * window + halo - b * step
                 for m in range(fragments):

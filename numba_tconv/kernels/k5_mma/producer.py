@@ -71,7 +71,7 @@ def make_load(config: Config):
     which starts the copies to byte ``stage``, from ``channel`` and weight ``w_first`` on."""
     tile, threads, depth, pitch = config.tile, config.threads, config.depth, config.pitch
     itemsize, in_steps, per_row = tile.itemsize, config.in_steps, config.table_entries
-    vector = 1 if config.turned else config.x_vector
+    vector = 1 if config.shifted else config.x_vector
     before, advance, shift = tile.overlap + tile.lead, tile.advance, tile.chunk_shift
     x_stage, w_stage, table_at = config.x_stage, config.w_stage, config.table
     w_copies, copy_w = -(-w_stage // (16 * threads)), cp_async_to(16)
@@ -127,8 +127,8 @@ def make_load(config: Config):
 
 def _make_load_listed(config: Config):
     threads, depth, pitch, itemsize = config.threads, config.depth, config.pitch, config.tile.itemsize
-    turned, per_row, table_at = config.turned, config.table_entries, config.table
-    vector = 1 if turned else config.x_vector
+    shifted, per_row, table_at = config.shifted, config.table_entries, config.table
+    vector = 1 if shifted else config.x_vector
     row_lanes = max(1, threads // depth)
     rows_at_once, row_copies = threads // row_lanes, -(-per_row // row_lanes)
     load_words, copy_x = ld_shared(4, int32), cp_async_to(max(4, vector * itemsize))
@@ -145,7 +145,7 @@ def _make_load_listed(config: Config):
         while row < depth:
             from_row = first_element + row * signal.stride_c
             exists = row < channels_left
-            if not turned:
+            if not shifted:
                 to_x = int32(to_stage + (row * pitch + p0 * vector) * itemsize)
                 for z in range(row_copies):
                     if (z + 1) * row_lanes <= per_row or p0 < per_row - z * row_lanes:
@@ -177,7 +177,7 @@ def _make_load_listed(config: Config):
 
 def make_window_of(config: Config):
     """Build a window's address at the first channel, and whether it lies within the signal."""
-    vector, per_row, spare, turned = config.x_vector, config.copies_a_row, int(config.turned), config.turned
+    vector, per_row, spare, shifted = config.x_vector, config.copies_a_row, int(config.shifted), config.shifted
 
     @device_function
     def window_of(n, j, share, signal):
@@ -185,7 +185,7 @@ def make_window_of(config: Config):
         inside = n >= 0 and n < signal.batch and i >= spare and i <= signal.length - per_row * vector
         of_row = signal.first_row + int64(n) * signal.stride_n + int64(share.row) * signal.stride_c
         address = global_address(signal.data, of_row + int64(i + share.first_copy * vector))
-        if turned:  # all of a thread's rows begin within words, or none
+        if shifted:  # all of a thread's rows begin within words, or none
             address = address & int64(-4)
         return address, inside and j <= signal.columns - per_row * vector
 
@@ -224,12 +224,12 @@ def make_selectors_of(config: Config):
     """Build the Selectors of the windows of a tile that begins in sample ``n``.
 
     A window within a signal is of that sample: taps reach back no further than the zeros between samples."""
-    turned, half = config.turned, make_half()
+    shifted, half = config.shifted, make_half()
 
     @device_function
     def selectors_of(n, signal):
         even, odd = int32(OWN), int32(OWN)
-        if turned:
+        if shifted:
             first = signal.first_row + int64(n) * signal.stride_n
             even = int32(NEXT if half(signal.data, first) else OWN)
             odd = int32(NEXT if half(signal.data, first + signal.stride_c) else OWN)

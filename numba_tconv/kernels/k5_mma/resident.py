@@ -23,7 +23,7 @@ from numba_tconv.runtime.kernel import Kernel
 
 from .arguments import RowTile, make_thread_of, types_of
 from .epilogue import make_clear, make_store_tile, output_of
-from .load_ahead import Ahead, Walk, make_load_ahead
+from .load_ahead import Ahead, Schedule, make_load_ahead
 from .mainloop import make_products, make_start, make_window
 from .producer import GroupInput, Share, make_selectors_of
 from .tile import RUN, Config, run_of
@@ -75,8 +75,8 @@ def make_kernel(config: Config) -> Kernel:
     def k5_mma(x, weights, y, sizes, loop, column_tiles, alignment):
         shared = cuda.shared.array(0, dtype=float32)
         base = shared_address(shared, 0)
-        thread, block = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
-        me = thread_of(thread)
+        number, block = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
+        me = thread_of(number)
         team_thread, team_at = int32(me.warp * 32 + me.lane), int32(all_weights + me.team * team_bytes)
         group = int32(block // int32(loop.group_tiles))
         group_tile = int32(block - group * int32(loop.group_tiles))
@@ -84,7 +84,7 @@ def make_kernel(config: Config) -> Kernel:
         steps, out_channels = int32(loop.tap_chunks * loop.stages_a_chunk), sizes.out_per_group * sizes.groups
 
         griddepcontrol_wait()  # for packed weights
-        load_weights(base, weights.packed, int64(block) * steps * (w_stage // itemsize), thread)
+        load_weights(base, weights.packed, int64(block) * steps * (w_stage // itemsize), number)
         scales = scales_of(weights.packed[uint64(weights.packed.shape[0] - 1)]) if exact else (int32(0), int32(0))
 
         column = lead - halo + me.first_column + run_of_column(me.lane >> 2, itemsize) * RUN
@@ -107,7 +107,7 @@ def make_kernel(config: Config) -> Kernel:
         n_step, j_step = divmod(int64(step) * advance, sizes.columns)
         n, j = divmod(int64(tile_now) * advance, sizes.columns)
         n, j, all_tiles, columns = int32(n), int32(j), int32(column_tiles), int32(sizes.columns)
-        walk = Walk(step, int32(n_step), int32(j_step), int32(loop.tap_chunks), all_tiles)
+        schedule = Schedule(step, int32(n_step), int32(j_step), int32(loop.tap_chunks), all_tiles)
         signal = input_of(x, sizes, columns, group)
         share = Share(int32(uint32(team_thread) // uint32(row_lanes)), int32(team_thread & (row_lanes - 1)))
         to = recomputed(int32(base + team_at + (share.row * pitch + share.first_copy * vector) * itemsize))
@@ -115,7 +115,7 @@ def make_kernel(config: Config) -> Kernel:
         ahead = Ahead(tile_now, n, j, int32(0), int32(0), source.address, source.last_channel)
         for q in range(stages - 1):
             load(ahead, int32(to + q * slot), all_tiles, share, signal)
-            ahead = next_stage(ahead, walk, share, signal)
+            ahead = next_stage(ahead, schedule, share, signal)
         await_copies()
         cuda.syncthreads()
 
@@ -138,14 +138,14 @@ def make_kernel(config: Config) -> Kernel:
                         total[z] += acc[z] * inverse
                         acc[z] = float32(0)
                 # After the copies have read their addresses.
-                ahead = next_stage(ahead, walk, share, signal)
+                ahead = next_stage(ahead, schedule, share, signal)
                 w_now, s = int32(w_now + w_stage), int32(s + 1)
                 stage = int32(stage + slot if stage < (stages - 1) * slot else 0)
 
             place = Place(int64(n), int64(j), row_tile.first_row, row_tile.first_channel, row_tile.channels_left, 0, 0)
             out = output_of(y, weights, sizes, out_channels, alignment)
             store_tile(total if exact else acc, out, shared, base, int32(team_at + staging_at), place, me)
-            tile_now, n, j = int32(tile_now + step), int32(n + walk.samples), int32(j + walk.columns)
+            tile_now, n, j = int32(tile_now + step), int32(n + schedule.samples), int32(j + schedule.columns)
             if j >= signal.columns:
                 n, j = int32(n + 1), int32(j - signal.columns)
 

@@ -72,7 +72,7 @@ class Config:
         return self.x_vector * self.tile.itemsize == 4
 
     @property
-    def turned(self) -> bool:
+    def shifted(self) -> bool:
         """Whether rows of x may begin within a word."""
         return self.by_words and self.tile.itemsize == 2
 
@@ -94,7 +94,7 @@ class Config:
 
     @property
     def copies_a_row(self) -> int:
-        return self.width // self.x_vector + self.turned
+        return self.width // self.x_vector + self.shifted
 
     @property
     def by_rows(self) -> bool:
@@ -121,7 +121,7 @@ class Config:
     def row_lanes(self) -> int:
         of_team = self.threads // self.teams
         if self.by_words:
-            return 32 if self.turned else 16
+            return 32 if self.shifted else 16
 
         def copies(lanes):
             return -(-self.depth // (of_team // lanes)) * -(-self.copies_a_row // lanes)
@@ -167,8 +167,8 @@ class Config:
 
     @property
     def registers(self) -> int:
-        parts = self.tile.operand_halves
-        return parts * (self.fragments * RUN * 4 + 2 * self.window) + OTHER_REGISTERS[parts]
+        halves = self.tile.operand_halves
+        return halves * (self.fragments * RUN * 4 + 2 * self.window) + OTHER_REGISTERS[halves]
 
     def channel_chunks(self, problem: Problem) -> int:
         """Depths of a tap chunk."""

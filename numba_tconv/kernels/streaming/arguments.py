@@ -22,7 +22,7 @@ def signature_of(storage: types.Type, *others: types.Type) -> tuple:
     return *layer, arguments(Mask, data=flat(uint8)), data, *others
 
 
-class Stream(NamedTuple):
+class Sizes(NamedTuple):
     """Sizes of a step by columns, and its blocks."""
 
     batch: int
@@ -46,8 +46,11 @@ class MmaSizes(NamedTuple):
     row_tiles: int  # of a group
 
 
-class Place(NamedTuple):
-    """First slot and input channel of a block."""
+class Block(NamedTuple):
+    """First slot and channels of a block; ``first_in`` counts all groups' channels."""
 
+    group: int
     first_slot: int
     first_in: int
+    first_out: int
+    outs: int  # output channels that exist

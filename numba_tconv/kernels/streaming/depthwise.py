@@ -39,7 +39,7 @@ class Config:
         return self.taps.shift(self.taps.kernel_size - 1)
 
 
-def reason_against(problem: Problem) -> str | None:
+def refusal(problem: Problem) -> str | None:
     """Why the kernel does not compute the step."""
     p = problem
     if p.in_channels_per_group != 1 or p.out_channels_per_group != 1:
@@ -66,9 +66,9 @@ def make_kernel(config: Config) -> Kernel:
     kernel_size, stride, dilation = taps.kernel_size, taps.stride, taps.dilation
     window, outputs = kept + frames, frames * stride
 
-    def streaming_depthwise(x, state, w, bias, mask, y, channels, new):
+    def streaming_depthwise(x, state, w, bias, mask, y, channels, new_frames):
         weights = cuda.local.array(kernel_size, dtype=storage)
-        old = cuda.local.array(window, dtype=storage)
+        inputs = cuda.local.array(window, dtype=storage)
         totals = cuda.local.array(outputs, dtype=accumulator)
         c, n = int64(cuda.blockIdx.x) * threads + cuda.threadIdx.x, int64(cuda.blockIdx.y)
         griddepcontrol_launch_dependents()
@@ -80,31 +80,31 @@ def make_kernel(config: Config) -> Kernel:
         for k in range(kernel_size):
             weights[k] = w.data[uint64(of_w + k * w.stride_k)]
         for f in range(kept):
-            old[f] = state[uint64(row + f)]
+            inputs[f] = state[uint64(row + f)]
         for t in range(frames):
-            old[kept + t] = storage(0)
-            if t < new:
-                old[kept + t] = x.data[uint64(of_x + t * x.stride_l)]
-        first = load(bias.data[uint64(c)]) if bias.exists else accumulator(0)
+            inputs[kept + t] = storage(0)
+            if t < new_frames:
+                inputs[kept + t] = x.data[uint64(of_x + t * x.stride_l)]
+        offset = load(bias.data[uint64(c)]) if bias.exists else accumulator(0)
         advances = is_live(mask, n)
         for o in range(outputs):
-            totals[o] = first
+            totals[o] = offset
         for k in range(kernel_size):
             phase, shift = k * dilation % stride, k * dilation // stride
             for t in range(frames):
                 part = accumulator(0)
-                part += load(weights[k]) * load(old[kept + t - shift])
+                part += load(weights[k]) * load(inputs[kept + t - shift])
                 totals[t * stride + phase] += part
-        to = (n * channels + c) * new * stride
+        to = (n * channels + c) * new_frames * stride
         for t in range(frames):
-            if t < new:
+            if t < new_frames:
                 for o in range(stride):
                     y[uint64(to + t * stride + o)] = store(totals[t * stride + o] if advances else accumulator(0))
         if advances:
             for f in range(kept):
-                last = old[f + 1]
+                last = inputs[f + 1]
                 for t in range(2, frames + 1):
-                    last = old[f + t] if t <= new else last
+                    last = inputs[f + t] if t <= new_frames else last
                 state[uint64(row + f)] = last
 
     signature = signature_of(storage, types.int64, types.int64)

@@ -13,7 +13,7 @@ from numba_tconv.ptx import device_function
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
-from .arguments import Stream, signature_of
+from .arguments import Sizes, signature_of
 from .tile import Config
 
 READS = 8  # frames of a thread in flight, or one of each slot if more
@@ -36,14 +36,14 @@ def make_read(config: Config):
     at_once = rows_at_once * slots
 
     @device_function
-    def read(frames, x, state, first_channel, channels, first_slot, first_frame, stream):
+    def read(frames, x, state, first_channel, channels, first_slot, first_frame, sizes):
         values = cuda.local.array(at_once, dtype=storage)
-        all_channels = stream.groups * in_per_group
+        all_channels = sizes.groups * in_per_group
         of_state = (first_slot * all_channels + first_channel) * kept + first_frame
         of_x = first_slot * x.stride_n + first_channel * x.stride_c + (first_frame - kept) * x.stride_l
-        old = int32(max(int64(0), kept - first_frame))  # so many frames are the state's
-        end = int32(min(int64(window), stream.frames - first_frame + kept))
-        last_slots = int32(min(int64(slots), stream.batch - first_slot))
+        old_frames = int32(max(int64(0), kept - first_frame))  # from the state
+        end = int32(min(int64(window), sizes.frames - first_frame + kept))
+        last_slots = int32(min(int64(slots), sizes.batch - first_slot))
         first_row = int32(cuda.threadIdx.x)
         while first_row < rows:
             for z in range(rows_at_once):  # all loads first
@@ -51,7 +51,7 @@ def make_read(config: Config):
                 for s in range(slots):
                     values[z * slots + s] = storage(0)
                 if c < channels and f < end:
-                    if f < old:
+                    if f < old_frames:
                         at = of_state + c * int64(kept) + f
                         for s in range(slots):
                             if s < last_slots:
@@ -120,16 +120,16 @@ def make_keep(config: Config):
     in_per_group, most = config.in_per_group, config.group_count * config.in_per_group
 
     @device_function
-    def keep(x, state, mask, first_channel, channels, first_slot, stream):
+    def keep(x, state, mask, first_channel, channels, first_slot, sizes):
         e = int32(cuda.threadIdx.x)
         while e < slots * most:
             s, c = divmod(e, int32(most))
             n, channel = first_slot + s, first_channel + c
-            if n < stream.batch and c < channels and is_live(mask, n):
-                row = (n * stream.groups * in_per_group + channel) * kept
+            if n < sizes.batch and c < channels and is_live(mask, n):
+                row = (n * sizes.groups * in_per_group + channel) * kept
                 source = n * x.stride_n + channel * x.stride_c
                 for f in range(kept):
-                    t = f + stream.frames
+                    t = f + sizes.frames
                     if t < kept:
                         state[uint64(row + f)] = state[uint64(row + t)]
                     else:
@@ -164,7 +164,7 @@ def make_kernel(config: Config) -> Kernel:
     read, multiply, keep = make_read(config), make_multiply(config), make_keep(config)
     channel_tiles = -(-out_per_group // channels)
 
-    def streaming_step(x, state, w, bias, mask, y, tickets, stream):
+    def streaming_step(x, state, w, bias, mask, y, tickets, sizes):
         shared = cuda.shared.array(0, dtype=accumulator)
         is_last = cuda.shared.array(1, dtype=int32)
         sums = cuda.local.array(all_sums, dtype=accumulator)
@@ -173,23 +173,23 @@ def make_kernel(config: Config) -> Kernel:
         thread = int32(cuda.threadIdx.x)
 
         # Blocks that read the same weights are neighbours in the grid.
-        rest, frame_tile = divmod(int64(cuda.blockIdx.x), stream.frame_tiles)
-        tile, slot_tile = divmod(rest, stream.slot_tiles)
+        rest, frame_tile = divmod(int64(cuda.blockIdx.x), sizes.frame_tiles)
+        tile, slot_tile = divmod(rest, sizes.slot_tiles)
         group_tile, channel_tile = divmod(tile, int64(channel_tiles))
         first_group, first_out = group_tile * group_count, int32(channel_tile * channels)
         first_slot, first_frame = slot_tile * slots, frame_tile * frame_count
-        groups = int32(min(int64(group_count), stream.groups - first_group))
+        groups = int32(min(int64(group_count), sizes.groups - first_group))
         first_in, in_channels = first_group * in_per_group, int32(groups * in_per_group)
         live = False
         for s in range(slots):
-            if first_slot + s < stream.batch and is_live(mask, first_slot + s):
+            if first_slot + s < sizes.batch and is_live(mask, first_slot + s):
                 live = True
 
         if live:
-            read(shared, x, state, first_in, in_channels, first_slot, first_frame, stream)
+            read(shared, x, state, first_in, in_channels, first_slot, first_frame, sizes)
         cuda.syncthreads()
         if kept and thread == 0:
-            draw(is_last, tickets, group_tile * stream.slot_tiles + slot_tile, stream.readers)
+            draw(is_last, tickets, group_tile * sizes.slot_tiles + slot_tile, sizes.readers)
 
         lane, column = divmod(thread, int32(columns))
         row, k = divmod(column, int32(kernel_size))
@@ -209,7 +209,7 @@ def make_kernel(config: Config) -> Kernel:
                 part = int32(part + lanes)
         cuda.syncthreads()
 
-        out_length = stream.frames * stride
+        out_length = sizes.frames * stride
         e = thread
         while e < slots * group_count * channels * frame_count * stride:
             row, u = divmod(e, int32(frame_count * stride))
@@ -217,7 +217,7 @@ def make_kernel(config: Config) -> Kernel:
             group, out = divmod(row, int32(channels))
             t, phase = divmod(u, int32(stride))
             n, o = first_slot + s, first_frame * stride + u
-            if n < stream.batch and group < groups and first_out + out < out_per_group and o < out_length:
+            if n < sizes.batch and group < groups and first_out + out < out_per_group and o < out_length:
                 co = (first_group + group) * out_per_group + first_out + out
                 total = accumulator(0)
                 if is_live(mask, n):
@@ -231,12 +231,12 @@ def make_kernel(config: Config) -> Kernel:
                             total += shared[uint32(at)]
                             at = int32(at + all_sums * columns)
                         k = int32(k + rows)
-                y[uint64((n * stream.groups * out_per_group + co) * out_length + o)] = store(total)
+                y[uint64((n * sizes.groups * out_per_group + co) * out_length + o)] = store(total)
             e = int32(e + threads)
 
         if kept and is_last[0]:
-            keep(x, state, mask, first_in, in_channels, first_slot, stream)
+            keep(x, state, mask, first_in, in_channels, first_slot, sizes)
 
-    signature = signature_of(storage, flat(types.int32), arguments(Stream))
-    sizes = dict(threads=threads, shared_bytes=config.shared_bytes, min_blocks=config.min_blocks)
-    return Kernel("streaming_step", streaming_step, signature, **sizes, key=repr(config))
+    signature = signature_of(storage, flat(types.int32), arguments(Sizes))
+    launch = dict(threads=threads, shared_bytes=config.shared_bytes, min_blocks=config.min_blocks)
+    return Kernel("streaming_step", streaming_step, signature, **launch, key=repr(config))

@@ -29,16 +29,16 @@ def make_store(config: Config):
                     shared[uint32(sums_at + column * sum_pitch + row)] = acc[(i * column_blocks + j) * 4 + z]
 
     @device_function
-    def store_columns(y, shared, bias, mask, place, group, first_out, outs, sizes):
+    def store_columns(y, shared, bias, mask, block, sizes):
         slots, frames = int32(sizes.slots), int32(sizes.frames)
         e = int32(cuda.threadIdx.x)
         while e < columns * rows_of_tile:
             column, row = divmod(uint32(e), uint32(rows_of_tile))
             out, phase = divmod(row, uint32(stride))
             t, slot = divmod(column, uint32(slots))
-            t, out, n = int32(t), int32(out), place.first_slot + int64(slot)
-            if t < frames and n < sizes.batch and out < outs:
-                co = group * sizes.out_per_group + first_out + int64(out)
+            t, out, n = int32(t), int32(out), block.first_slot + int64(slot)
+            if t < frames and n < sizes.batch and out < block.outs:
+                co = block.group * sizes.out_per_group + block.first_out + int64(out)
                 total = float32(0)
                 if is_live(mask, n):
                     total = load(bias.data[uint64(co)]) if bias.exists else float32(0)
@@ -60,33 +60,33 @@ def make_keep(config: Config):
     pieces = stage_channels // vector
 
     @device_function
-    def keep_vectors(number, shared, base, state, mask, place, sizes):
+    def keep_vectors(number, shared, base, state, mask, block, sizes):
         e, slots, channel = int32(cuda.threadIdx.x), int32(sizes.slots), int32(number * stage_channels)
         stage = int32(base + number % stages * stage_bytes + weights_bytes)
         first_row = int32(sizes.frames) * slots
         while e < slots * pieces:
             s, piece = divmod(uint32(e), uint32(pieces))
-            n, c = place.first_slot + int64(s), int32(channel + int32(piece) * vector)
+            n, c = block.first_slot + int64(s), int32(channel + int32(piece) * vector)
             wanted = n < sizes.batch and c < sizes.in_per_group
             if wanted:
                 wanted = is_live(mask, n)
-            to = n * sizes.groups * sizes.in_per_group + place.first_in + c if wanted else int64(0)
+            to = n * sizes.groups * sizes.in_per_group + block.first_in + c if wanted else int64(0)
             words = load_words(int32(stage + (first_row + int32(s)) * pitch + int32(piece) * VECTOR))
             st_global_vector(wanted, state, uint64(to), words)
             e = int32(e + threads)
 
     @device_function
-    def keep(number, shared, base, state, mask, place, sizes):
+    def keep(number, shared, base, state, mask, block, sizes):
         e, slots, channel = int32(cuda.threadIdx.x), int32(sizes.slots), int32(number * stage_channels)
         at = int32((number % stages * stage_bytes + weights_bytes) // itemsize)
         while e < slots * (stage_channels * kept):
             s, rest = divmod(uint32(e), uint32(stage_channels * kept))
             c, f = divmod(rest, uint32(kept))
             s, c, f = int32(s), int32(c), int32(f)
-            n = place.first_slot + s
+            n = block.first_slot + s
             if n < sizes.batch and channel + c < sizes.in_per_group and is_live(mask, n):
                 row = int32((int32(sizes.frames) + f) * slots + s)
-                to = (n * sizes.groups * sizes.in_per_group + place.first_in + channel + c) * kept + f
+                to = (n * sizes.groups * sizes.in_per_group + block.first_in + channel + c) * kept + f
                 state[uint64(to)] = shared[uint32(at + row * (pitch // itemsize) + c)]
             e = int32(e + threads)
 

@@ -22,7 +22,7 @@ from numba_tconv.ptx import (
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
-from .arguments import MmaSizes, Place, signature_of
+from .arguments import Block, MmaSizes, signature_of
 from .kernel import is_live
 from .mma_epilogue import make_keep, make_store
 from .mma_load import make_load_frames, make_load_weights
@@ -43,10 +43,10 @@ def make_advances(config: Config):
     threads = config.threads
 
     @device_function
-    def advances(mask, place, slots, sizes):
+    def advances(mask, block, slots, sizes):
         advance, slot = int32(0), int32(cuda.threadIdx.x)
         while slot < slots:
-            n = place.first_slot + slot
+            n = block.first_slot + slot
             if n < sizes.batch and is_live(mask, n):
                 advance = int32(1)
             slot = int32(slot + threads)
@@ -72,11 +72,11 @@ def make_kernel(config: Config) -> Kernel:
     await_stage, (store_sums, store_columns) = cp_async_wait(ahead - 1), make_store(config)
 
     @device_function
-    def keep_rest(steps, is_last, shared, base, state, mask, place, sizes):
+    def keep_rest(steps, is_last, shared, base, state, mask, block, sizes):
         for z in range(delay):
             number = int32(steps - delay + z)
             if number >= 0 and is_last[number & 3]:
-                keep(number, shared, base, state, mask, place, sizes)
+                keep(number, shared, base, state, mask, block, sizes)
 
     def streaming_mma(x, state, w, bias, mask, y, tickets, sizes):
         shared = cuda.shared.array(0, dtype=float32)
@@ -95,8 +95,8 @@ def make_kernel(config: Config) -> Kernel:
         slots, in_channels = int32(sizes.slots), int32(sizes.in_per_group)
         first_out = int32(row_tile * channels)
         outs = min(int32(channels), int32(sizes.out_per_group - first_out))
-        place = Place(slot_tile * slots, group * sizes.in_per_group)
-        w_first = place.first_in * w.stride_i + int64(first_out) * kernel_size
+        block = Block(group, slot_tile * slots, group * sizes.in_per_group, first_out, outs)
+        w_first = block.first_in * w.stride_i + int64(first_out) * kernel_size
         steps = int32((in_channels + stage_channels - 1) // stage_channels)
         ticket = (group * sizes.slot_tiles + slot_tile) * steps
         for z in range(sums):
@@ -121,30 +121,30 @@ def make_kernel(config: Config) -> Kernel:
 
         griddepcontrol_launch_dependents()
         griddepcontrol_wait()
-        if mask.exists and not advances(mask, place, slots, sizes):
+        if mask.exists and not advances(mask, block, slots, sizes):
             steps = int32(0)
 
         for s in range(ahead):
             stage, channel = int32(base + s * stage_bytes), int32(s * stage_channels)
             if s < steps:
                 load_weights(stage, w, w_first, channel, in_channels, outs)
-                begin(values, stage + weights_bytes, x, state, place, channel, sizes)
+                begin(values, stage + weights_bytes, x, state, block, channel, sizes)
                 end(values, stage + weights_bytes, sizes)
             cp_async_commit()
         s, now, after = int32(0), int32(0), int32(ahead * stage_bytes)  # the stages multiplied and loaded
         drawn, earlier = int32(sizes.row_tiles - 1), int32(0)
         while s < steps:
             await_stage()
-            cuda.syncthreads()  # the stage has landed; all have left the place loaded next
+            cuda.syncthreads()  # the stage has landed; all have left the block loaded next
             loads = s + ahead < steps
             if loads:
                 channel = int32((s + ahead) * stage_channels)
                 load_weights(base + after, w, w_first, channel, in_channels, outs)
-                begin(values, base + after + weights_bytes, x, state, place, channel, sizes)
+                begin(values, base + after + weights_bytes, x, state, block, channel, sizes)
             cp_async_commit()
             if kept:
                 if s >= delay and is_last[(s - delay) & 3]:
-                    keep(int32(s - delay), typed, base, state, mask, place, sizes)
+                    keep(int32(s - delay), typed, base, state, mask, block, sizes)
                 earlier = drawn
                 if thread == 0 and sizes.row_tiles > 1:
                     # No fence: the frames have landed, so no write of the last reader reaches them.
@@ -166,16 +166,16 @@ def make_kernel(config: Config) -> Kernel:
                 judge(is_last, tickets, ticket, int32(steps - 1), drawn, sizes)
             cuda.syncthreads()
             if kept:
-                keep_rest(steps, is_last, typed, base, state, mask, place, sizes)
+                keep_rest(steps, is_last, typed, base, state, mask, block, sizes)
             cuda.syncthreads()  # sums overwrite the ring
         store_sums(acc, shared, int32(int32(channel_warp) * columns + first_column))
         cuda.syncthreads()
-        store_columns(y, shared, bias, mask, place, group, first_out, outs, sizes)
+        store_columns(y, shared, bias, mask, block, sizes)
         if apart and kept:
             if thread == 0 and steps > 0:
                 judge(is_last, tickets, ticket, int32(steps - 1), drawn, sizes)
             cuda.syncthreads()
-            keep_rest(steps, is_last, typed, base, state, mask, place, sizes)
+            keep_rest(steps, is_last, typed, base, state, mask, block, sizes)
 
     signature = signature_of(storage, flat(types.int32), arguments(MmaSizes))
     return Kernel("streaming_mma", streaming_mma, signature, threads, config.shared_bytes, key=repr(config))

@@ -55,17 +55,17 @@ def make_load_frames(config: Config):
     put = _make_put(config)
 
     @device_function
-    def begin_straight(values, stage, x, state, place, channel, sizes):
+    def begin_straight(values, stage, x, state, block, channel, sizes):
         for z in range(-(-copies // threads)):
             e = int32(cuda.threadIdx.x + z * threads)
             row, piece = divmod(uint32(e), uint32(pieces))
             f, s = divmod(row, uint32(columns))
             f, s, c = int32(f), int32(s), int32(channel + int32(piece) * vector)
             if copies % threads == 0 or e < copies:
-                exists = place.first_slot + s < sizes.batch and c < sizes.in_per_group
+                exists = block.first_slot + s < sizes.batch and c < sizes.in_per_group
                 used = int32(VECTOR) if exists else int32(0)
-                n = place.first_slot + s if exists else int64(0)
-                first = int64(place.first_in + c) if exists else int64(0)
+                n = block.first_slot + s if exists else int64(0)
+                first = int64(block.first_in + c) if exists else int64(0)
                 to = int32(stage + int32(row) * pitch + int32(piece) * VECTOR)
                 if f < kept:
                     copy(to, state, uint64(n * sizes.groups * sizes.in_per_group + first), used)
@@ -77,15 +77,15 @@ def make_load_frames(config: Config):
         pass
 
     @device_function
-    def load_rows(values, first_value, count, source, stride_n, frames, place, channel, sizes):
+    def load_rows(values, first_value, count, source, stride_n, frames, block, channel, sizes):
         vectors = int32(frames * pieces)  # of a slot
         thread = recomputed(int32(cuda.threadIdx.x))  # else all places stay in registers
         for z in range(count):
             s, v = divmod(uint32(thread + z * threads), uint32(vectors))
             s = int32(s)
-            n, flat_at = place.first_slot + int64(s), channel * int64(frames) + int64(v) * vector
+            n, flat_at = block.first_slot + int64(s), channel * int64(frames) + int64(v) * vector
             exists = s < int32(sizes.slots) and n < sizes.batch and flat_at < sizes.in_per_group * int64(frames)
-            at = n * stride_n + place.first_in * int64(frames) + flat_at if exists else int64(0)
+            at = n * stride_n + block.first_in * int64(frames) + flat_at if exists else int64(0)
             words = ld_global_vector(exists, source, uint64(at))
             for q in range(4):
                 values[first_value + 4 * z + q] = words[q]
@@ -100,11 +100,11 @@ def make_load_frames(config: Config):
                 put(values, first_value + 4 * z, stage, int32(c), int32(f), int32(frames), int32(s), first_row, sizes)
 
     @device_function
-    def begin(values, stage, x, state, place, channel, sizes):
+    def begin(values, stage, x, state, block, channel, sizes):
         if kept:
             stride = sizes.groups * sizes.in_per_group * kept
-            load_rows(values, 0, old, state, stride, int32(kept), place, channel, sizes)
-        load_rows(values, 4 * old, new, x.data, x.stride_n, int32(sizes.frames), place, channel, sizes)
+            load_rows(values, 0, old, state, stride, int32(kept), block, channel, sizes)
+        load_rows(values, 4 * old, new, x.data, x.stride_n, int32(sizes.frames), block, channel, sizes)
 
     @device_function
     def end(values, stage, sizes):

@@ -160,7 +160,7 @@ class Config:
         return max(self.stages * self.stage_bytes, self.sums_at + self.sums_bytes)
 
 
-def reason_against(problem: Problem, dtype: torch.dtype, precision: str, limit: int) -> str | None:
+def refusal(problem: Problem, dtype: torch.dtype, precision: str, limit: int) -> str | None:
     """Why no tile computes the step. ``limit``: as for ``choose``."""
     p, vector = problem, VECTOR // dtype.itemsize
     if PRECISIONS.get(dtype) != precision:

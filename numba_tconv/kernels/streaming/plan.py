@@ -13,7 +13,7 @@ from numba_tconv.runtime.kernel import Prepared, alike
 from numba_tconv.runtime.layout import Layout
 
 from . import depthwise, mma_kernel, mma_tile, tickets, tile
-from .arguments import Mask, MmaSizes, Stream
+from .arguments import Mask, MmaSizes, Sizes
 from .kernel import make_kernel
 
 AnyConfig = tile.Config | mma_tile.Config | depthwise.Config
@@ -24,19 +24,17 @@ def choose(
 ) -> AnyConfig | None:
     """The tile of a step of ``problem.length`` new frames in ``problem.batch`` slots; None if none computes it."""
     p, dtype, limit = problem, x.dtype, (gpu or device.of(x.index)).shared_per_block
-    if depthwise.reason_against(p) is None:
+    if depthwise.refusal(p) is None:
         return depthwise.choose(p, dtype)
-    if _reason_against_mma(x, state, weight, p, precision, limit) is None:
+    if _mma_refusal(x, state, weight, p, precision, limit) is None:
         return mma_tile.choose(p, dtype, limit)
-    return tile.choose(p, dtype) if tile.reason_against(p, dtype) is None else None
+    return tile.choose(p, dtype) if tile.refusal(p, dtype) is None else None
 
 
-def _reason_against_mma(
-    x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str, limit: int
-) -> str | None:
+def _mma_refusal(x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str, limit: int) -> str | None:
     p, vector = problem, mma_tile.VECTOR // x.dtype.itemsize
     precision = "tf32" if precision == TF32_ALLOWED else precision
-    if reason := mma_tile.reason_against(p, x.dtype, precision, limit):
+    if reason := mma_tile.refusal(p, x.dtype, precision, limit):
         return reason
     if any(one.offset % mma_tile.VECTOR for one in (x, state, weight)):
         return "it takes tensors at multiples of 16 bytes"
@@ -105,7 +103,7 @@ def _by_columns(p: Problem, config: tile.Config, tensors: tuple, early: bool) ->
     channel_tiles = -(-p.out_channels_per_group // config.channels)
     group_tiles = -(-p.groups // config.group_count)
     count, readers = group_tiles * slot_tiles, channel_tiles * frame_tiles
-    sizes = Stream(p.batch, p.length, p.groups, slot_tiles, frame_tiles, readers)
+    sizes = Sizes(p.batch, p.length, p.groups, slot_tiles, frame_tiles, readers)
     blocks = group_tiles * channel_tiles * slot_tiles * frame_tiles
     launch = make_kernel(config).prepare(blocks, *tensors, alike((count,), torch.int32), sizes)
     return launch, count if config.kept and readers > 1 else 0

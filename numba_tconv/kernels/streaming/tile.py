@@ -79,7 +79,7 @@ class Config:
         return size * ELEMENTS[self.dtype].accumulator.bitwidth // 8
 
 
-def reason_against(problem: Problem, dtype: torch.dtype) -> str | None:
+def refusal(problem: Problem, dtype: torch.dtype) -> str | None:
     """Why no block computes the step."""
     if dtype not in ELEMENTS:
         return f"it takes {', '.join(e.name for e in ELEMENTS.values())}, not {str(dtype).removeprefix('torch.')}"

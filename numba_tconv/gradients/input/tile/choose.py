@@ -1,4 +1,4 @@
-"""The tile by a cost model; with few blocks also splits (parts.py)."""
+"""The tile by a cost model; with few blocks also splits (split_k.py)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.input.parts import numbers_of_parts, split, summed
+from numba_tconv.gradients.input.split_k import numbers_of_parts, split, summed
 from numba_tconv.kernels.common.sectors import ENTRY
 from numba_tconv.kernels.common.split_sums import second_stage_ms
 from numba_tconv.runtime.device import H200, RESERVED_SHARED, Device
@@ -173,8 +173,8 @@ def milliseconds(problem: Problem, config: Config, device: Device) -> float:
     products = taps * sums
     a_pair = config.threads * (products + SHARED_LOAD * vectors) + COPY * config.pitch
     a_stage = config.pairs * a_pair + STAGE * config.threads
-    tap_chunks, channel_chunks, phase_chunks = config.depth(problem)
-    a_block = tap_chunks * phase_chunks * (channel_chunks * a_stage + FIND * config.table)
+    tap_chunks, channel_chunks, phase_chunks = config.chunks_of(problem)
+    a_block = tap_chunks * phase_chunks * (channel_chunks * a_stage + FIND * config.table_entries)
     if config.partial:
         times = tap_chunks * phase_chunks * channel_chunks / config.partial
         a_block += times * ASIDE * sums * config.threads

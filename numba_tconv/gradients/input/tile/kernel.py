@@ -11,7 +11,7 @@ import torch
 from numba import cuda, int32, int64
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.input.parts import second_stage, split
+from numba_tconv.gradients.input.split_k import second_stage, split
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem, over_planes, signal_like
@@ -123,7 +123,7 @@ def make_kernel(config: Config) -> Kernel:
     phases, channels, pairs = config.phases, config.channels, config.pairs
     long_phases, pairs_a_turn = config.long_phases, config.pairs_a_turn
     itemsize, g_stage, w_stage, stage = config.itemsize, config.g_stage, config.w_stage, config.stage
-    partial, partials, table_entries = config.partial, config.partials, config.entries
+    partial, partials, entries = config.partial, config.partials, config.entries
     all_sums, all_columns, early_launch = thread_m * thread_n, thread_n + config.halo, config.early_launch
     element = ELEMENTS[config.dtype]
     accumulator = element.accumulator
@@ -136,7 +136,7 @@ def make_kernel(config: Config) -> Kernel:
 
     def grad_input_tile(grad_output, weights, grad_input, sizes, grid):
         shared = cuda.shared.array(0, dtype=accumulator)
-        table = cuda.shared.array(table_entries, dtype=int64)
+        table = cuda.shared.array(entries, dtype=int64)
         # Neighbouring blocks read the same windows.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(grid.row_tiles))
         thread = int32(cuda.threadIdx.x)
@@ -262,12 +262,12 @@ def _prepared(problem: Problem, config: Config | None, g: Layout, w: Layout, dev
     packed, pack = prepare_pack(problem, config, w)
     p, t = split(problem, config.splits), problem.taps
     row_tiles, phases = config.row_tiles(p), min(t.rows, p.kernel_size)
-    (columns, window_columns), depth = config.columns(p), config.depth(p)
+    (columns, window_columns), chunks = config.columns(p), config.chunks_of(p)
     grid = Grid(
         columns=columns,
         window_columns=window_columns,
         row_tiles=row_tiles,
-        **depth._asdict(),
+        **chunks._asdict(),
         phases=phases,
         taps_per_row=t.taps_per_row,
         full_phases=p.kernel_size - (t.taps_per_row - 1) * phases,

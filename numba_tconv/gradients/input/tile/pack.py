@@ -12,7 +12,7 @@ import torch
 from numba import cuda, int32, int64, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.input.parts import split
+from numba_tconv.gradients.input.split_k import split
 from numba_tconv.kernels.common.arguments import arguments, of_problem
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.ptx import SIMULATOR, device_function, griddepcontrol_launch_dependents
@@ -116,7 +116,7 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
 
 
 def _stages(problem: Problem, config: Config) -> int:
-    of_a_tile = math.prod(config.depth(split(problem, config.splits)))
+    of_a_tile = math.prod(config.chunks_of(split(problem, config.splits)))
     return problem.groups * config.splits * config.row_tiles(problem) * of_a_tile
 
 
@@ -126,9 +126,9 @@ def pack_blocks(problem: Problem, config: Config) -> int:
 
 def prepare_pack(problem: Problem, config: Config, weight: Layout) -> tuple[torch.Tensor, Prepared]:
     """A stand-in for the packed weights, and the launch."""
-    p, depth = problem, config.depth(split(problem, config.splits))
+    p, chunks = problem, config.chunks_of(split(problem, config.splits))
     phases = min(p.taps.rows, p.kernel_size)
-    grid = of_problem(Grid, p, row_tiles=config.row_tiles(p), phases=phases, splits=config.splits, **depth._asdict())
+    grid = of_problem(Grid, p, row_tiles=config.row_tiles(p), phases=phases, splits=config.splits, **chunks._asdict())
     w = alike(weight.shape, weight.dtype, weight.strides)
     packed = alike((_stages(p, config) * config.w_stage,), TORCH[ELEMENTS[config.dtype].accumulator.bitwidth])
     return packed, make_kernel(config.alone, config.overlaps_packing).prepare(pack_blocks(p, config), w, packed, grid)

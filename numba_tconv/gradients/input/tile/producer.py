@@ -12,7 +12,7 @@ def make_load(config: Config):
     """Build ``fill_table``, and window.make_fetch's ``fetch``, whose columns are the table.
 
     For each chunk of taps and phases it holds elements of grad_output at channel 0, by column and phase."""
-    threads, phases, table_entries = config.threads, config.phases, config.table
+    threads, phases, table_entries = config.threads, config.phases, config.table_entries
     chunk_taps, locate_element = config.tap_chunk * config.taps.rows, make_locate(config.stride, config.dilation)
 
     @device_function
@@ -22,9 +22,8 @@ def make_load(config: Config):
         while e < table_entries:
             column, a = uint32(e) // uint32(phases), uint32(e) % uint32(phases)
             tap = phase + tap_chunk * int64(chunk_taps)
-            columns = Columns(block.sample, block.position, grid.window_columns, sizes.batch, tap, grid.phases - phase,
-                              sizes.padding, sizes.out_length, grad_output.stride_n,
-                              grad_output.stride_l)  # fmt: skip
+            phases_left = grid.phases - phase
+            columns = Columns(block.sample, block.position, grid.window_columns, tap, phases_left, grad_output, sizes)
             table[uint64(e)] = locate_element(columns, column, a)
             e = recomputed(int32(e + threads))  # stays rolled
         cuda.syncthreads()

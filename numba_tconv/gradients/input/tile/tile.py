@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.input.parts import split
+from numba_tconv.gradients.input.split_k import split
 from numba_tconv.gradients.window import Window, columns, evenly
 from numba_tconv.kernels.common.register_tile import WarpTile
 from numba_tconv.kernels.common.sectors import entries_before
@@ -25,8 +25,8 @@ LOCATING = 3  # instructions a column, about
 PARTIAL_TERMS, PARTIAL_TERMS_OF_MANY, MANY = 128, 256, 512
 
 
-class Depth(NamedTuple):
-    """Numbers of chunks; channels run fastest, then phases."""
+class Chunks(NamedTuple):
+    """A tile's; channels run fastest, then phases."""
 
     tap_chunks: int
     channel_chunks: int
@@ -104,13 +104,13 @@ class Config(WarpTile):
         )
 
     @property
-    def table(self) -> int:
+    def table_entries(self) -> int:
         return self.window.width * self.phases
 
     @property
     def entries(self) -> int:
-        """Table entries, filled up to a sector."""
-        return entries_before(self.table, self.g_stage * self.itemsize)
+        """Room for the table, up to a sector."""
+        return entries_before(self.table_entries, self.g_stage * self.itemsize)
 
     @property
     def g_stage(self) -> int:
@@ -145,10 +145,10 @@ class Config(WarpTile):
         of_tiles, _ = self.columns(problem)
         return -(-((problem.batch - 1) * of_tiles + problem.length) // self.block_n)
 
-    def depth(self, problem: Problem) -> Depth:
+    def chunks_of(self, problem: Problem) -> Chunks:
         tap_chunks = -(-problem.taps.taps_per_row // self.tap_chunk)
         phases = min(problem.taps.rows, problem.kernel_size)
-        return Depth(tap_chunks, -(-problem.out_channels_per_group // self.channels), -(-phases // self.phases))
+        return Chunks(tap_chunks, -(-problem.out_channels_per_group // self.channels), -(-phases // self.phases))
 
 
 def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, most_taps: int = 64, **tile) -> Config:

@@ -14,7 +14,7 @@ class Shape(NamedTuple):
 class Grid(NamedTuple):
     position_tiles: int
     channel_tiles: int
-    tiles: int  # parts of tiles
+    tiles: int  # in all splits
     tile_stages: int
 
 
@@ -23,10 +23,10 @@ class GradRows(NamedTuple):
     length: int  # elements; windows are cleared beyond
 
 
-class Place(NamedTuple):
+class Tile(NamedTuple):
     sample: int
     group: int
-    part: int
+    split: int
     channel_tile: int
     position: int
 

@@ -45,7 +45,7 @@ def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -
     copied = 2 * problem.batch * problem.out_channels * problem.out_length * plain.itemsize / COPYING + LAUNCH_CLOCKS
 
     def clocks(config):
-        return max(1, config.tiles(problem)[2] / device.multiprocessors) * tile_clocks(problem, config)
+        return max(1, config.tiles_of(problem).tiles / device.multiprocessors) * tile_clocks(problem, config)
 
     return filling(problem, in_place if clocks(in_place) <= clocks(plain) + copied else plain, device)
 
@@ -57,28 +57,27 @@ def choose(problem: Problem, precision: str, sheared: int = 1) -> Config | None:
 @lru_cache(maxsize=1024)
 def _choose(layer: Problem, precision: str, sheared: int) -> Config | None:
     def cost(config):
-        _, channel_tiles, _ = config.tiles(layer)
-        return channel_tiles * tile_clocks(layer, config) / config.rows
+        return config.tiles_of(layer).channel_tiles * tile_clocks(layer, config) / config.rows
 
     return min(candidates(layer, precision, sheared), key=cost, default=None)
 
 
 @lru_cache(maxsize=1024)
 def filling(problem: Problem, config: Config, device: Device) -> Config:
-    """``config`` or clearly better narrower tiles, with ``partial`` set.
+    """``config`` or clearly better narrower tiles, with ``split_k`` set.
 
     A narrower one has one more tile along the input channels, or twice as many: a layer has three widths."""
 
     def clocks(config):
         return clocks_of(problem, config, splits_of(problem, config, device), device)
 
-    _, channel_tiles, _ = config.tiles(problem)
+    channel_tiles = config.tiles_of(problem).channel_tiles
     widths = [-(-problem.in_channels_per_group // tiles // 8) * 8 for tiles in (channel_tiles + 1, 2 * channel_tiles)]
     narrower = (deepest(replace(config, channels=width, stages=0)) for width in widths)
     best = min(filter(None, narrower), key=clocks, default=config)
     if clocks(best) > LARGEST_SHARE_OF_WIDEST * clocks(config):
         best = config
-    return replace(best, partial=splits_of(problem, best, device) > 1)
+    return replace(best, split_k=splits_of(problem, best, device) > 1)
 
 
 def candidates(problem: Problem, precision: str, sheared: int = 1) -> Iterator[Config]:
@@ -122,7 +121,7 @@ def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool
 
 
 def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> float:
-    p, (_, _, tiles) = problem, config.tiles(problem)
+    p, tiles = problem, config.tiles_of(problem).tiles
     rounds = -(-tiles * splits // device.multiprocessors)
     if splits == 1:
         return rounds * tile_clocks(p, config)
@@ -133,8 +132,8 @@ def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> 
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device) -> int:
-    """Parts of a tile with the fewest clocks; 1 if over half of the multiprocessors have a tile."""
-    p, stages, (_, _, tiles) = problem, config.stages_of(problem), config.tiles(problem)
+    """Splits with the fewest clocks; 1 if over half of the multiprocessors have a tile."""
+    p, stages, tiles = problem, config.stages_of(problem), config.tiles_of(problem).tiles
     sums = p.batch * p.in_channels * p.length
     if 2 * tiles > device.multiprocessors:
         return 1
@@ -142,8 +141,8 @@ def splits_of(problem: Problem, config: Config, device: Device) -> int:
     def clocks(splits):
         return clocks_of(p, config, splits, device)
 
-    parts = range(1, min(stages, 2 * device.multiprocessors // tiles, split_sums.MOST_SUMS // sums) + 1)
-    best = min((splits for splits in parts if stages % splits == 0), key=clocks, default=1)
+    fitting = range(1, min(stages, 2 * device.multiprocessors // tiles, split_sums.MOST_SUMS // sums) + 1)
+    best = min((splits for splits in fitting if stages % splits == 0), key=clocks, default=1)
     return best if clocks(best) < LARGEST_SHARE * clocks(1) else 1
 
 

@@ -21,18 +21,18 @@ class Target(NamedTuple):
 
 
 def make_aim(config: Config):
-    channels, positions, partial = config.channels, config.rows, config.partial
-    group_rows = 0 if config.alternate else BLOCK * config.blocks
+    channels, positions, split_k = config.channels, config.rows, config.split_k
+    warpgroup_rows = config.warpgroup_rows
 
     @device_function
-    def aim(place, shape, splits, warpgroup):
-        position = int32(place.position + group_rows * warpgroup)
-        channel = int64(place.group) * shape.group_channels + place.channel_tile * channels
-        start = (int64(place.sample) * (shape.groups * shape.group_channels) + channel) * shape.length + position
-        if partial:
-            channel = ((int64(place.sample) * shape.groups + place.group) * splits + place.part) * shape.group_channels
-            start = (channel + place.channel_tile * channels) * shape.length + position
-        channels_left = int32(shape.group_channels - place.channel_tile * channels)
+    def aim(tile, shape, splits, warpgroup):
+        position = int32(tile.position + warpgroup_rows * warpgroup)
+        channel = int64(tile.group) * shape.group_channels + tile.channel_tile * channels
+        start = (int64(tile.sample) * (shape.groups * shape.group_channels) + channel) * shape.length + position
+        if split_k:
+            channel = ((int64(tile.sample) * shape.groups + tile.group) * splits + tile.split) * shape.group_channels
+            start = (channel + tile.channel_tile * channels) * shape.length + position
+        channels_left = int32(shape.group_channels - tile.channel_tile * channels)
         return Target(start, shape.length, channels_left, int32(min(shape.length - position, int64(positions))))
 
     return aim
@@ -47,8 +47,8 @@ class Stored(NamedTuple):
 
 
 def make_store(config: Config):
-    blocks, sums_of_block, halves = config.blocks, config.channels // 2, config.itemsize == 2 and not config.partial
-    element, fours = ELEMENTS[torch.float32 if config.partial else config.dtype], sums_of_block // 4
+    blocks, sums_of_block, halves = config.blocks, config.channels // 2, config.itemsize == 2 and not config.split_k
+    element, fours = ELEMENTS[torch.float32 if config.split_k else config.dtype], sums_of_block // 4
     store, fragment, store_words = element.store, device_function(wgmma_d), st_global_if(2 if halves else 4)
     pack = pack_f16 if config.precision == "fp16" else pack_bf16
 

@@ -14,7 +14,7 @@ from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.input.by_planes import adjoint, reads_grad_output
-from numba_tconv.gradients.input.parts import summed
+from numba_tconv.gradients.input.split_k import summed
 from numba_tconv.gradients.rung import FEWEST_CHANNELS, too_few
 from numba_tconv.gradients.wgmma_ring import (
     CONSUMERS,
@@ -59,7 +59,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import NO_GPU, Layout, room
 
-from .arguments import GradRows, Grid, Place, Shape
+from .arguments import GradRows, Grid, Shape, Tile
 from .choose import choose, choose_for, splits_of
 from .epilogue import make_aim, make_store
 from .operands import make_fill, make_lane, make_operands
@@ -72,19 +72,19 @@ SHORTEST_PRODUCT = 48
 FULL_ENOUGH = 3 / 4
 
 
-def make_place(config: Config):
-    positions, partial_sums = config.rows, config.partial
+def make_tile_of(config: Config):
+    positions, split_k = config.rows, config.split_k
 
     @device_function
-    def place_of_tile(tile, grid, groups, splits):
-        rest, channel_tile = uint32(tile) // uint32(grid.channel_tiles), uint32(tile) % uint32(grid.channel_tiles)
+    def tile_of(number, grid, groups, splits):
+        rest, channel_tile = uint32(number) // uint32(grid.channel_tiles), uint32(number) % uint32(grid.channel_tiles)
         rest, position_tile = rest // uint32(grid.position_tiles), rest % uint32(grid.position_tiles)
-        rest, group, part = rest // uint32(groups), rest % uint32(groups), uint32(0)
-        if partial_sums:
-            rest, part = rest // uint32(splits), rest % uint32(splits)
-        return Place(int32(rest), int32(group), int32(part), int32(channel_tile), int32(position_tile * positions))
+        rest, group, split = rest // uint32(groups), rest % uint32(groups), uint32(0)
+        if split_k:
+            rest, split = rest // uint32(splits), rest % uint32(splits)
+        return Tile(int32(rest), int32(group), int32(split), int32(channel_tile), int32(position_tile * positions))
 
-    return place_of_tile
+    return tile_of
 
 
 @cache
@@ -95,9 +95,9 @@ def make_kernel(config: Config) -> Kernel:
     all_sums, all_operands, all_rows = config.sums, 8 * config.blocks, 2 * config.blocks
     all_places, all_meets = 2 * PRODUCTS * (2 if config.halves else 1), 4 * config.blocks
     step = CONSUMERS if alternate else 1
-    place_of_tile, fill, (window_of, begin_tile) = make_place(config), make_fill(config), make_lane(config)
+    tile_of, fill, (window_of, begin_tile) = make_tile_of(config), make_fill(config), make_lane(config)
     setup = make_setup(config, 4 if alternate else 4 * CONSUMERS, turns=CONSUMERS)
-    produce, aim, store = make_produce(config, place_of_tile), make_aim(config), make_store(config)
+    produce, aim, store = make_produce(config, tile_of), make_aim(config), make_store(config)
     mainloop, wait_for_all = make_mainloop(config, make_operands(config)), wgmma_wait(0)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
     descriptor_of = device_function(swizzled_descriptor)
@@ -106,7 +106,7 @@ def make_kernel(config: Config) -> Kernel:
         shared = cuda.shared.array(0, dtype=float32)
         base = int32((shared_address(shared, 0) + 1023) & -1024)
         number = int32(cuda.threadIdx.x)
-        thread = Thread(base, number, int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0)))
+        thread = Thread(base, int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0)))
         pipe = Pipe(int32(base + barriers), int32(base + barriers + BARRIER * stages), stages)
         if number == 0:
             setup(pipe, base)
@@ -115,12 +115,12 @@ def make_kernel(config: Config) -> Kernel:
             fill(int32(base + table), number, int32(grad_rows.shear))
         cuda.syncthreads()
         griddepcontrol_launch_dependents()
-        tile, tile_step, tile_stages = int32(cuda.blockIdx.x), int32(cuda.gridDim.x), int32(grid.tile_stages)
+        tile_number, tile_step, tile_stages = int32(cuda.blockIdx.x), int32(cuda.gridDim.x), int32(grid.tile_stages)
 
         if thread.warp >= 4 * CONSUMERS:
             shrink()
             if thread.warp == 4 * CONSUMERS:
-                produce(maps, shape, grid, splits, tile, pipe, thread)
+                produce(maps, shape, grid, splits, tile_number, pipe, thread)
         else:
             grow()
             consumer = Consumer(int32(thread.warp >> 2), int32(thread.warp & 3), thread.lane)
@@ -135,16 +135,16 @@ def make_kernel(config: Config) -> Kernel:
             descriptor = descriptor_of(int64(thread.base))
             stage, parity, turn_parity = int32(0), int32(FULL), int32(1 - consumer.warpgroup)
             if alternate and consumer.warpgroup == 1:
-                tile, stage = int32(tile + tile_step), tile_stages
-            while tile < grid.tiles:
+                tile_number, stage = int32(tile_number + tile_step), tile_stages
+            while tile_number < grid.tiles:
                 while stage >= stages:
                     stage, parity = int32(stage - stages), int32(parity ^ 1)
                 for z in range(all_sums):
                     sums[z] = opaque(float32(0))
                 if alternate:  # else a warpgroup ahead would take an older phase for its own
                     mbarrier_wait(turns + BARRIER * consumer.warpgroup, turn_parity)
-                place = place_of_tile(tile, grid, shape.groups, splits)
-                lane = begin_tile(window, first, meets, place, grid, shape, grad_rows, consumer)
+                tile = tile_of(tile_number, grid, shape.groups, splits)
+                lane = begin_tile(window, first, meets, tile, grid, shape, grad_rows, consumer)
                 stage, parity, last = mainloop(sums, registers, lane, descriptor, stage, parity, tile_stages, pipe,
                                                thread.lane == 0)  # fmt: skip
                 if alternate and thread.lane == 0:
@@ -152,14 +152,14 @@ def make_kernel(config: Config) -> Kernel:
                 wait_for_all()
                 if thread.lane == 0:
                     release(pipe, last)
-                target = aim(place_of_tile(tile, grid, shape.groups, splits), shape, splits, consumer.warpgroup)
+                target = aim(tile_of(tile_number, grid, shape.groups, splits), shape, splits, consumer.warpgroup)
                 # Recomputed: no registers meanwhile.
                 store(sums, grad, target, consumer.warp, recomputed(thread.lane))
-                tile = int32(tile + step * tile_step)
+                tile_number = int32(tile_number + step * tile_step)
                 if alternate:
                     stage, turn_parity = int32(stage + tile_stages), int32(turn_parity ^ 1)
 
-    stored = float32 if config.partial else ELEMENTS[config.dtype].storage
+    stored = float32 if config.split_k else ELEMENTS[config.dtype].storage
     signature = (MAPS, flat(stored), *map(arguments, (Shape, Grid, GradRows)), types.int64)
     return Kernel("grad_input_wgmma", grad_input_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
@@ -173,7 +173,7 @@ class InputWarpgroup(WgmmaGradient):
         config = choose(problem, precision)
         if config is None:
             return f"no tile fits {problem.kernel_size} taps of stride {problem.stride} and dilation {problem.dilation}"
-        return "it counts tiles in 32 bits" if config.tiles(problem)[2] >= LARGEST_SIZE else None
+        return "it counts tiles in 32 bits" if config.tiles_of(problem).tiles >= LARGEST_SIZE else None
 
     def unsuited(self, problem, dtype, precision, device):
         if reads_grad_output(problem):
@@ -198,16 +198,16 @@ class InputWarpgroup(WgmmaGradient):
 
     def steps(self, config, problem, device=gpu.H200):
         copy, main = Step("copy", row_copy(config.dtype)), Step("main", make_kernel(config), config.shared_bytes)
-        sums = [Step("add up", split_sums.make_kernel(config.dtype, True))] if config.partial else []
+        sums = [Step("add up", split_sums.make_kernel(config.dtype, True))] if config.split_k else []
         return [copy, main, *sums]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         p, precision, device = problem, precision or default_precision(result.dtype), gpu.of(result.index)
         sheared = sheared_of(grad_output)
-        own = config or choose_for(p, precision, sheared, device)
+        config = config or choose_for(p, precision, sheared, device)
 
         def prepared(g, w):
-            blocks, launch, second = _prepared(p, own, g, w, device)
+            blocks, launch, second = _prepared(p, config, g, w, device)
             partials_room = second and room((second.sums,), torch.float32, result.index)
             maps_room = workspace(blocks, 1, result.index)
 
@@ -221,13 +221,13 @@ class InputWarpgroup(WgmmaGradient):
 
         def fill_from_copies(grad_output, weight, result):
             g, w = grad_output, in_rows(weight.reshape(1, p.in_channels, -1))
-            if own.sheared != sheared:
-                g = in_rows(g) if own.sheared == 1 else g.clone(memory_format=torch.contiguous_format)
+            if config.sheared != sheared:
+                g = in_rows(g) if config.sheared == 1 else g.clone(memory_format=torch.contiguous_format)
             prepared(Layout.of(g), Layout.of(w))(g, w, result)
 
         one_row = Layout.contiguous((1, p.in_channels, math.prod(weight.shape[1:])), weight.dtype, weight.index)
         one_row = one_row._replace(offset=weight.offset)
-        if not (weight.is_contiguous and lies_in_rows(one_row) and own.sheared == sheared):
+        if not (weight.is_contiguous and lies_in_rows(one_row) and config.sheared == sheared):
             return fill_from_copies
         return prepared(grad_output, one_row)
 
@@ -238,12 +238,12 @@ def _prepared(
 ) -> tuple[int, Prepared, split_sums.SecondStage | None]:
     p = problem
     g_template = template(g.shape, g.strides, config) if config.sheared > 1 else template_of_rows(g, config)
-    splits = splits_of(p, config, device) if config.partial else 1
+    splits = splits_of(p, config, device) if config.split_k else 1
     second, sums = None, alike(p.in_shape, g.dtype)
-    if config.partial:
+    if config.split_k:
         second = _second_stage(p, config, splits)
         sums = alike((second.sums,), torch.float32)
-    position_tiles, channel_tiles, tiles = config.tiles(p)
+    position_tiles, channel_tiles, tiles = config.tiles_of(p)
     blocks, cropped = min(tiles * splits, device.multiprocessors), max(0, p.padding - p.output_padding)
     shape = Shape(
         first=-p.padding,

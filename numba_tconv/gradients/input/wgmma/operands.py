@@ -82,17 +82,21 @@ def make_lane(config: Config):
     x_bytes, spacing, piece, stride, blocks = config.b_bytes, config.spacing, config.piece, config.stride, config.blocks
     kernel_size, width, dilation, sheared = config.kernel_size, config.width, config.dilation, config.sheared
     itemsize, neighbours, vector = config.itemsize, 4 // config.itemsize, 16 // config.itemsize
-    entries, clears, partial, table_bytes = config.entries, config.clears, config.partial, config.table_bytes
+    entries, clears, split_k, table_bytes = config.entries, config.clears, config.split_k, config.table_bytes
     entry, place, table_offset = device_function(entry_of), device_function(place_of), config.words + 8 * CONSUMERS
     lanes_entries, last_tap = 2 if config.halves else 1, (kernel_size - 1) * dilation
-    group_rows = 0 if config.alternate else BLOCK * blocks
-    start, (bits_of, _) = make_start(config), make_bits(config)
+    start, (bits_of, _), warpgroup_rows = make_start(config), make_bits(config), config.warpgroup_rows
+
+    @device_function
+    def row_of(consumer, z):
+        row = 16 * consumer.warp + (consumer.lane >> 2) + z // 2 * BLOCK + z % 2 * 8
+        return int32(row + warpgroup_rows * consumer.warpgroup)
 
     @device_function
     def window_of(rows, places, phase, shape, grad_rows, base, consumer):
         lane = consumer.lane
         for z in range(2 * blocks):
-            m = int32(16 * consumer.warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + group_rows * consumer.warpgroup)
+            m = row_of(consumer, z)
             element = m % piece * stride + (int32(shape.first) & (vector - 1))
             rows[z] = int32(base + x_bytes + m // piece * spacing + element * itemsize)
         for z in range(2 * PRODUCTS * lanes_entries):
@@ -106,16 +110,12 @@ def make_lane(config: Config):
     @device_function
     def begin_tile(window, first, meets, tile, grid, shape, grad_rows, consumer):
         window.phase[0], reached = int32(0), int32(0)
-        if partial:
-            _, begins = start(int32(tile.part * int32(grid.tile_stages)))
+        if split_k:
+            _, begins = start(int32(tile.split * int32(grid.tile_stages)))
             window.phase[0] = int32(begins * table_bytes)
         if clears:
-            lane = consumer.lane
             for z in range(2 * blocks):
-                m = int32(
-                    16 * consumer.warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + group_rows * consumer.warpgroup
-                )
-                first[z] = int32((tile.position + m) * stride + shape.first)
+                first[z] = int32((tile.position + row_of(consumer, z)) * stride + shape.first)
                 reached |= int32(first[z] < 0 or first[z] + last_tap >= grad_rows.length)
             reached = int32(cuda.any_sync(0xFFFFFFFF, reached))
             if reached:

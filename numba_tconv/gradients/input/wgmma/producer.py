@@ -48,15 +48,15 @@ def template(shape: tuple, strides: tuple, config: Config) -> tuple[int, ...]:
     )
 
 
-def make_produce(config: Config, place_of_tile):
+def make_produce(config: Config, tile_of):
     slot_bytes, w_bytes, spacing, stage_bytes = config.slot, config.b_bytes, config.spacing, config.stage_bytes
     boxes, piece, stride, channels, entries = config.boxes, config.piece, config.stride, config.channels, config.entries
-    sheared, partial, vector, map_room = config.sheared, config.partial, 16 // config.itemsize, config.map
+    sheared, split_k, vector, map_room = config.sheared, config.split_k, 16 // config.itemsize, config.map
     stages = config.stages
     start, advance_rows = make_start(config), make_advance(config)
 
     @device_function
-    def produce(maps, shape, grid, splits, tile, pipe, thread):
+    def produce(maps, shape, grid, splits, number, pipe, thread):
         g_map = maps.workspace + int64(cuda.blockIdx.x) * (2 * MAP_BYTES)
         publish(maps.g_template, maps.g_address, g_map, thread.base + map_room, thread.lane)
         publish(maps.b_template, maps.b_address, g_map + MAP_BYTES, thread.base + map_room, thread.lane)
@@ -64,14 +64,14 @@ def make_produce(config: Config, place_of_tile):
             tensormap_acquire(g_map)
             tensormap_acquire(g_map + MAP_BYTES)
             stage, parity, tile_stages = int32(0), int32(EMPTY), int32(grid.tile_stages)
-            while tile < grid.tiles:
-                place = place_of_tile(tile, grid, shape.groups, splits)
-                g_row, phase, w_entry = int32(place.group * shape.group_rows), int32(0), int32(0)
-                if partial:
-                    rows_before, phase = start(int32(place.part * tile_stages))
-                    g_row, w_entry = int32(g_row + rows_before), int32(place.part * tile_stages * entries)
-                w_row = int32(place.group * shape.group_channels + place.channel_tile * channels)
-                column, stages_left = int32((place.position * stride + shape.first) & -vector), tile_stages
+            while number < grid.tiles:
+                tile = tile_of(number, grid, shape.groups, splits)
+                g_row, phase, w_entry = int32(tile.group * shape.group_rows), int32(0), int32(0)
+                if split_k:
+                    rows_before, phase = start(int32(tile.split * tile_stages))
+                    g_row, w_entry = int32(g_row + rows_before), int32(tile.split * tile_stages * entries)
+                w_row = int32(tile.group * shape.group_channels + tile.channel_tile * channels)
+                column, stages_left = int32((tile.position * stride + shape.first) & -vector), tile_stages
                 while stages_left > 0:
                     mbarrier_wait(pipe.empty + BARRIER * stage, parity)
                     full = pipe.full + BARRIER * stage
@@ -82,14 +82,14 @@ def make_produce(config: Config, place_of_tile):
                         box_target = int32(target + w_bytes + box * spacing)
                         begin = int32(column + box * (piece * stride))
                         if sheared > 1:
-                            cp_async_bulk_tensor_4d(box_target, g_map, begin, int32(0), g_row, place.sample, full)
+                            cp_async_bulk_tensor_4d(box_target, g_map, begin, int32(0), g_row, tile.sample, full)
                         else:
-                            cp_async_bulk_tensor(box_target, g_map, begin, g_row, place.sample, full)
+                            cp_async_bulk_tensor(box_target, g_map, begin, g_row, tile.sample, full)
                     w_entry = int32(w_entry + entries)
                     g_row, phase = advance_rows(g_row, phase)
                     stages_left, stage = int32(stages_left - 1), int32(stage + 1)
                     if stage == stages:
                         stage, parity = int32(0), int32(parity ^ 1)
-                tile = int32(tile + int32(cuda.gridDim.x))
+                number = int32(number + int32(cuda.gridDim.x))
 
     return produce

@@ -7,11 +7,18 @@ channels (operands.py)."""
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
+from typing import NamedTuple
 
 from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.wgmma_ring import CONSUMERS, ROW, Ring
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX
+
+
+class Tiles(NamedTuple):
+    position_tiles: int  # of a sample
+    channel_tiles: int  # of a group
+    tiles: int  # in all
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Config(Ring):
     channels: int
     alternate: bool  # ping-pong
     stages: int = 0
-    partial: bool = False  # split-K
+    split_k: bool = False
 
     alike = 1  # one box holds all rows
 
@@ -115,11 +122,10 @@ class Config(Ring):
     def sums(self) -> int:
         return self.blocks * self.channels // 2
 
-    def tiles(self, problem: Problem) -> tuple[int, int, int]:
-        """Tiles of a sample's positions, a group's input channels, in all."""
+    def tiles_of(self, problem: Problem) -> Tiles:
         along = -(-problem.length // self.rows)
         across = -(-problem.in_channels_per_group // self.channels)
-        return along, across, problem.batch * problem.groups * along * across
+        return Tiles(along, across, problem.batch * problem.groups * along * across)
 
     def stages_of(self, problem: Problem) -> int:
         if self.through:

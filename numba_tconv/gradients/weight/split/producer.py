@@ -16,16 +16,6 @@ class Position(NamedTuple):
     position: int
 
 
-class InputColumns(NamedTuple):
-    sample: int
-    position: int
-    sample_columns: int
-    batch: int
-    length: int
-    stride_n: int
-    stride_l: int
-
-
 def make_load(config: Config) -> Callable:
     """Build the load of a stage, from element ``slot`` on: x, then grad_output."""
     x_stage = config.x_stage
@@ -33,20 +23,18 @@ def make_load(config: Config) -> Callable:
     @device_function
     def locate_input(columns, column, a):
         n, i = locate(columns.sample, columns.position, column, columns.sample_columns)
-        inside = n < columns.batch and i < columns.length
-        return n * columns.stride_n + i * columns.stride_l if inside else int64(NOWHERE)
+        inside = n < columns.sizes.batch and i < columns.sizes.length
+        return n * columns.signal.stride_n + i * columns.signal.stride_l if inside else int64(NOWHERE)
 
     fetch_x = make_fetch(config.x_window, locate_input)
     fetch_g = make_fetch(config.window, make_locate(config.stride, config.dilation))
 
     @device_function
     def load(shared, slot, column, tile, grad_output, x, sizes, grid):
-        columns = InputColumns(column.sample, column.position, grid.columns, sizes.batch, sizes.length, x.stride_n,
-                               x.stride_l)  # fmt: skip
+        columns = Columns(column.sample, column.position, grid.columns, 0, 1, x, sizes)
         fetch_x(shared, slot, x.data, tile.x_source, x.stride_c, tile.rows_left, columns)
-        columns = Columns(column.sample, column.position, grid.columns, sizes.batch, tile.first_tap,
-                          grid.phases - tile.first_phase, sizes.padding, sizes.out_length, grad_output.stride_n,
-                          grad_output.stride_l)  # fmt: skip
+        phases_left = grid.phases - tile.first_phase
+        columns = Columns(column.sample, column.position, grid.columns, tile.first_tap, phases_left, grad_output, sizes)
         fetch_g(shared, slot + x_stage, grad_output.data, tile.g_source, grad_output.stride_c, tile.channels_left,
                 columns)  # fmt: skip
 

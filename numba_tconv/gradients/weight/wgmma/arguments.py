@@ -28,7 +28,6 @@ class Block(NamedTuple):
     group: int
     pair_tile: int
     channel_tile: int
-    first_element: int  # of a row, which the chunk's first tap meets at position 0
 
 
 class Lane(NamedTuple):

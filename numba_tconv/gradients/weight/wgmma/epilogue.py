@@ -132,8 +132,7 @@ def _make_direct(config: Config):
 
 def _make_partial(config: Config):
     blocks, chunk, channels, sums_of_tap = config.blocks, config.tap_chunk, config.channels, config.channels // 2
-    rows, tile_sums, alternate = config.rows, config.tile_sums, config.alternate
-    group_rows = 0 if alternate else BLOCK * blocks
+    rows, warpgroup_rows, tile_sums, alternate = config.rows, config.warpgroup_rows, config.tile_sums, config.alternate
     fragment, store_pair = device_function(wgmma_d), st_global_if(2)
 
     @device_function
@@ -145,7 +144,7 @@ def _make_partial(config: Config):
             for tap in range(chunk):
                 for z in range(0, sums_of_tap, 2):
                     m, n = fragment(consumer.warp, consumer.lane, z)
-                    row = tap * rows + group_rows * consumer.warpgroup + BLOCK * b + m
+                    row = tap * rows + warpgroup_rows * consumer.warpgroup + BLOCK * b + m
                     both[0] = bits_of(sums[(b * chunk + tap) * sums_of_tap + z])
                     both[1] = bits_of(sums[(b * chunk + tap) * sums_of_tap + z + 1])
                     store_pair(True, result, tile_start + row * channels + n, both)

@@ -81,7 +81,7 @@ def make_kernel(config: Config) -> Kernel:
     x_bytes, flags, lane_bytes, itemsize = config.b_bytes, config.words, config.lane_bytes, config.itemsize
     set_bytes, pitch, vector = config.pieces * config.spacing, config.width * itemsize, 16 // itemsize
     pairs, phases, dilation, clears = config.pairs, config.window.phases, config.window.dilation, config.clears > 0
-    odd, group_rows = config.odd, 0 if alternate else BLOCK * config.blocks
+    odd, warpgroup_rows = config.odd, config.warpgroup_rows
     publish_maps, copy = make_producer(config)
     mainloop = make_mainloop(config, make_operands(config), CONSUMERS if alternate else 1, config.sets)
     store, wait_for_all = make_store(config), wgmma_wait(0)
@@ -92,7 +92,7 @@ def make_kernel(config: Config) -> Kernel:
         shared = cuda.shared.array(0, dtype=float32)
         base = int32((shared_address(shared, 0) + 1023) & -1024)
         number = int32(cuda.threadIdx.x)
-        thread = Thread(base, number, int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0)))
+        thread = Thread(base, int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0)))
         pipe = Pipe(int32(base + barriers), int32(base + barriers + BARRIER * stages), stages)
         if number == 0:
             setup(pipe, base)
@@ -103,7 +103,7 @@ def make_kernel(config: Config) -> Kernel:
         rest, pair_tile = rest // int32(grid.pair_tiles), rest % int32(grid.pair_tiles)
         group, tap_chunk = rest // int32(grid.tap_chunks), rest % int32(grid.tap_chunks)
         first_element = int32(rows.first + tap_chunk * chunk_elements)
-        block = Block(split, tile, group, pair_tile, channel_tile, first_element)
+        block = Block(split, tile, group, pair_tile, channel_tile)
         own_stages = int32((grid.all_stages - split + grid.splits - 1) // grid.splits)
 
         if thread.warp >= 4 * CONSUMERS:
@@ -144,7 +144,7 @@ def make_kernel(config: Config) -> Kernel:
             _, begin = first_pair(pair_tile)
             for z in range(all_rows):  # padding rows read the last
                 row = int32(16 * consumer.warp + (thread.lane >> 2) + z // 2 * BLOCK + z % 2 * 8
-                            + group_rows * consumer.warpgroup)  # fmt: skip
+                            + warpgroup_rows * consumer.warpgroup)  # fmt: skip
                 m = int32(begin + min(row, pairs - 1))
                 channel = m // phases
                 element = (first_element + channel % alike * int32(rows.stride_c)) & (vector - 1)
@@ -191,11 +191,11 @@ class WeightWarpgroup(WgmmaGradient):
         return choose_for(problem, precision or default_precision(dtype), alike, device or gpu.H200)
 
     def steps(self, config, problem, device=gpu.H200):
-        separated, own = config
-        dtype = DTYPES[own.precision]
+        separated, tile = config
+        dtype = DTYPES[tile.precision]
         apart = [] if separated is None else [Step("planes", planes.make_kernel(separated))]
-        sums = [] if own.direct else map(grad_weight_sum.make_kernel, grad_weight_sum.configs(dtype))
-        main = Step("main", make_kernel(own), own.shared_bytes)
+        sums = [] if tile.direct else map(grad_weight_sum.make_kernel, grad_weight_sum.configs(dtype))
+        main = Step("main", make_kernel(tile), tile.shared_bytes)
         return [*apart, Step("copy", row_copy(dtype)), main, *(Step("add up", kernel) for kernel in sums)]
 
     def prepare(self, grad_output, x, result, problem, config=None, precision=None):
@@ -203,22 +203,22 @@ class WeightWarpgroup(WgmmaGradient):
         precision = precision or default_precision(result.dtype)
         offset = grad_output.offset % ALIGNMENT
         alike = 0 if offset else rows_alike(grad_output.shape, grad_output.strides, result.dtype.itemsize)
-        separated, own = config or choose_for(p, precision, alike, device)
-        if own.direct and result.offset % ALIGNMENT:
-            own = replace(own, direct=False, plane_phases=0)
-        for_others = separated is None and own.alike != alike
+        separated, tile = config or choose_for(p, precision, alike, device)
+        if tile.direct and result.offset % ALIGNMENT:
+            tile = replace(tile, direct=False, plane_phases=0)
+        for_others = separated is None and tile.alike != alike
         aligned = result.offset % ALIGNMENT == 0
 
         def prepared(g, x):
-            blocks, sums, launch = _prepared(p, own, separated is None, g, x, device)
-            maps_room = workspace(blocks, own.alike, result.index)
-            partials_room = room((sums * own.blocks_of(p) * own.tile_sums,), torch.float32, result.index)
-            to_add = None if own.direct else grad_weight_sum.config_of(p, result.dtype, aligned)
-            add_up = to_add and grad_weight_sum.prepare(p, own, sums, to_add)
+            blocks, sums, launch = _prepared(p, tile, separated is None, g, x, device)
+            maps_room = workspace(blocks, tile.alike, result.index)
+            partials_room = room((sums * tile.blocks_of(p) * tile.tile_sums,), torch.float32, result.index)
+            to_add = None if tile.direct else grad_weight_sum.config_of(p, result.dtype, aligned)
+            add_up = to_add and grad_weight_sum.prepare(p, tile, sums, to_add)
 
             def fill(g, x, result):
-                maps, partials = maps_room(), None if own.direct else partials_room()
-                launch(g.data_ptr(), x.data_ptr(), maps.data_ptr(), result if own.direct else partials)
+                maps, partials = maps_room(), None if tile.direct else partials_room()
+                launch(g.data_ptr(), x.data_ptr(), maps.data_ptr(), result if tile.direct else partials)
                 if add_up:
                     add_up(partials, result)
 
@@ -226,7 +226,7 @@ class WeightWarpgroup(WgmmaGradient):
 
         def fill_from_copies(grad_output, x, result):
             if for_others:
-                grad_output = in_rows(grad_output) if own.alike == 1 else grad_output.clone(memory_format=CONTIGUOUS)
+                grad_output = in_rows(grad_output) if tile.alike == 1 else grad_output.clone(memory_format=CONTIGUOUS)
             x, g = in_rows(x), grad_output if separated is None else planes.make_planes(grad_output, p)
             prepared(Layout.of(g), Layout.of(x))(g, x, result)
 
@@ -237,31 +237,28 @@ class WeightWarpgroup(WgmmaGradient):
 
 @lru_cache(maxsize=1024)
 def _prepared(
-    problem: Problem, own: Config, in_place: bool, g: Layout, x: Layout, device: gpu.Device
+    problem: Problem, tile: Config, in_place: bool, g: Layout, x: Layout, device: gpu.Device
 ) -> tuple[int, int, Prepared]:
     """Blocks, partial sums of an element, and the launch; ``in_place``: g is grad_output."""
     p = problem
     first, group_rows = (-p.padding, p.out_channels_per_group) if in_place else (0, planes.pairs_of(p))
-    splits, tiles = 1 if own.direct else splits_of(p, own, device), own.blocks_of(p)
-    sums = splits * (CONSUMERS if own.alternate else 1)
-    if own.direct:
+    splits, tiles = 1 if tile.direct else splits_of(p, tile, device), tile.blocks_of(p)
+    sums = splits * (CONSUMERS if tile.alternate else 1)
+    if tile.direct:
         stored = tensor_alike((p.in_channels * p.out_channels_per_group * p.kernel_size,), x.dtype)
     else:
-        stored = tensor_alike((sums * tiles * own.tile_sums,), torch.float32)
-    tap_chunks, pair_tiles, channel_tiles = own.tiles(p)
-    sample_stages, all_stages = own.stages_of(p)
+        stored = tensor_alike((sums * tiles * tile.tile_sums,), torch.float32)
+    sample_stages, all_stages = tile.stages_of(p)
     grid = Grid(
         group_rows=group_rows,
         group_channels=p.in_channels_per_group,
-        pair_tiles=pair_tiles,
-        channel_tiles=channel_tiles,
-        tap_chunks=tap_chunks,
+        **tile.tiles_of(p)._asdict(),
         tiles=tiles,
         sample_stages=sample_stages,
         all_stages=all_stages,
         splits=splits,
     )
-    maps = TensorMaps(template_of_rows(g, own), template_of_b(x, own), GIVEN, GIVEN, GIVEN)
+    maps = TensorMaps(template_of_rows(g, tile), template_of_b(x, tile), GIVEN, GIVEN, GIVEN)
     rows = Rows(stride_c=g.strides[1], length=g.shape[2], channels=g.shape[1], first=first)
-    launch = make_kernel(own).prepare(splits * tiles, maps, stored, rows, grid)
+    launch = make_kernel(tile).prepare(splits * tiles, maps, stored, rows, grid)
     return splits * tiles, sums, launch

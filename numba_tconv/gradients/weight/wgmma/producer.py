@@ -34,7 +34,7 @@ class Source(NamedTuple):
     x_map: int
     g_row: int  # in each map
     x_row: int
-    first_element: int  # as Block's
+    first_element: int  # of a row, which the chunk's first tap meets at position 0
     stride_c: int
 
 

@@ -69,8 +69,8 @@ class Tiling(NamedTuple):
 class Load(NamedTuple):
     values: object
     partials: object
-    rows_at: object
-    at: int  # the thread's first channel in the group
+    row_starts: object
+    first_sum: int  # the thread's first channel, in the group
     first_row: int
     first_split: int
     splits: int
@@ -82,29 +82,29 @@ def make_kernel(config: Config) -> Kernel:
     channels_of_thread, run, neighbours = config.channels, config.run, config.neighbours
     elements, loads, lanes = ELEMENTS_OF[config.channels], LOADS[config.channels], CHANNELS // config.channels
     together, all_loads, all_totals = loads // elements, loads * channels_of_thread, elements * channels_of_thread
-    turned_shape, runs = (neighbours, CHANNELS + 1), neighbours // run
+    transposed_shape, runs = (neighbours, CHANNELS + 1), neighbours // run
     element = ELEMENTS[config.dtype]
     store = store_run(element) if run > 1 else element.store
 
     @device_function
-    def load_one(values, at, partials, source):
-        values[at] = partials[uint64(source)]
+    def load_one(values, z, partials, source):
+        values[z] = partials[uint64(source)]
 
     load = load_vector if channels_of_thread == VECTOR else load_one
 
     @device_function
-    def load_piece(z, this):
-        split = int32(this.first_split + z // elements)
-        if split < this.splits:
-            source = this.at + this.rows_at[this.first_row + z % elements] + split * this.all_sums
-            load(this.values, z * channels_of_thread, this.partials, source)
+    def load_piece(z, state):
+        split = int32(state.first_split + z // elements)
+        if split < state.splits:
+            source = state.first_sum + state.row_starts[state.first_row + z % elements] + split * state.all_sums
+            load(state.values, z * channels_of_thread, state.partials, source)
 
     load_all = repeated(load_piece, loads)
 
     def grad_weight_sum(partials, result, sums, weight, tiling):
         thread = int32(cuda.threadIdx.x)
-        turned = cuda.shared.array(turned_shape, dtype=float32)
-        rows_at = cuda.shared.array(neighbours, dtype=int64)  # elements' sums for channel 0
+        transposed = cuda.shared.array(transposed_shape, dtype=float32)
+        row_starts = cuda.shared.array(neighbours, dtype=int64)  # elements' sums for channel 0
         element0, channel0 = int64(cuda.blockIdx.x) * neighbours, int64(cuda.blockIdx.y) * CHANNELS
         if thread < neighbours:
             e = min(element0 + thread, weight.row - 1)
@@ -114,43 +114,45 @@ def make_kernel(config: Config) -> Kernel:
             pair = uint32(co * weight.phases + (k - b * uint32(weight.phases)))
             tile = int64(b // uint32(tiling.tap_chunk)) * tiling.pair_tiles + pair // uint32(tiling.pairs)
             row = int64(b % uint32(tiling.tap_chunk)) * tiling.rows + pair % uint32(tiling.pairs)
-            rows_at[thread] = tile * tiling.channel_tiles * sums.tile_sums + row * tiling.channels
+            row_starts[thread] = tile * tiling.channel_tiles * sums.tile_sums + row * tiling.channels
         cuda.syncthreads()
         griddepcontrol_wait()
         # A vector of channels is in one tile: tiles have a multiple of eight.
         lane, first_row = int32(thread % lanes * channels_of_thread), int32(thread // lanes * elements)
         channel = min(channel0 + lane, (weight.group_channels - 1) // channels_of_thread * channels_of_thread)
         tile = int64(uint32(channel) // uint32(tiling.channels))
-        channel_at = tile * sums.tile_sums + channel - tile * tiling.channels
+        channel_sum = tile * sums.tile_sums + channel - tile * tiling.channels
         values, totals = cuda.local.array(all_loads, dtype=float32), cuda.local.array(all_totals, dtype=float64)
         out = cuda.local.array(run, dtype=float32)
         group, all_sums = int64(cuda.blockIdx.z), sums.tiles * sums.tile_sums
         while group < weight.groups:
-            at = channel_at + group * (tiling.tap_chunks * tiling.pair_tiles * tiling.channel_tiles * sums.tile_sums)
+            tiles = tiling.tap_chunks * tiling.pair_tiles * tiling.channel_tiles
+            first_sum = channel_sum + group * (tiles * sums.tile_sums)
             for z in range(all_totals):
                 totals[z] = float64(0)
             first = int32(0)
             while first < sums.splits:
-                load_all(int32(0), Load(values, partials, rows_at, at, first_row, first, sums.splits, all_sums))
+                state = Load(values, partials, row_starts, first_sum, first_row, first, sums.splits, all_sums)
+                load_all(int32(0), state)
                 for z in range(all_loads):
                     if first + z // all_totals < sums.splits:
                         totals[z % all_totals] += float64(values[z])
                 first = recomputed(int32(first + together))
             for z in range(all_totals):
-                turned[first_row + z // channels_of_thread, lane + z % channels_of_thread] = float32(totals[z])
+                transposed[first_row + z // channels_of_thread, lane + z % channels_of_thread] = float32(totals[z])
             cuda.syncthreads()
             place = int32(thread)
             while place < runs * CHANNELS:
-                to_channel, to = divided(place, int32(runs))
-                to = int32(to * run)
-                if element0 + to < weight.row and channel0 + to_channel < weight.group_channels:
-                    target = (group * weight.group_channels + channel0 + to_channel) * weight.row + element0 + to
+                n, offset = divided(place, int32(runs))
+                offset = int32(offset * run)
+                if element0 + offset < weight.row and channel0 + n < weight.group_channels:
+                    target = (group * weight.group_channels + channel0 + n) * weight.row + element0 + offset
                     if run > 1:
                         for u in range(run):
-                            out[u] = turned[to + u, to_channel]
+                            out[u] = transposed[offset + u, n]
                         store(result, target, out, 0)
                     else:
-                        result[uint64(target)] = store(turned[to, to_channel])
+                        result[uint64(target)] = store(transposed[offset, n])
                 place = recomputed(int32(place + THREADS))
             cuda.syncthreads()
             group += cuda.gridDim.z
@@ -177,16 +179,16 @@ def _grid(problem: Problem, config: Config) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=1024)
-def prepare(problem: Problem, tile: Tile, splits: int, own: Config) -> Prepared:
+def prepare(problem: Problem, tile: Tile, splits: int, config: Config) -> Prepared:
     p = problem
     weight_row = p.out_channels_per_group * p.kernel_size
-    taps, pair_tiles, channel_tiles = tile.tiles(p)
+    tiles = tile.tiles_of(p)._asdict()
     partials = alike((splits * tile.blocks_of(p) * tile.tile_sums,), torch.float32)
-    return make_kernel(own).prepare(
-        _grid(p, own),
-        *(partials, alike((p.in_channels * weight_row,), own.dtype)),
+    return make_kernel(config).prepare(
+        _grid(p, config),
+        *(partials, alike((p.in_channels * weight_row,), config.dtype)),
         Splits(splits, tile.tile_sums, tiles=tile.blocks_of(p)),
         Weight(p.groups, p.in_channels_per_group, weight_row, p.kernel_size, tile.phases_of(p)),
-        Tiling(tile.tap_chunk, taps, tile.rows, tile.pairs, pair_tiles, tile.channels, channel_tiles),
+        Tiling(tap_chunk=tile.tap_chunk, rows=tile.rows, pairs=tile.pairs, channels=tile.channels, **tiles),
         early=True,
     )

@@ -7,7 +7,8 @@ a channel and any tap; tiles may begin anywhere in a channel."""
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import gcd
+from math import gcd, prod
+from typing import NamedTuple
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.wgmma_ring import ROW, Ring
@@ -25,6 +26,14 @@ class Window:
     phases: int
     step: int  # columns between taps of a row
     odd: bool  # column 0 of phase 0 is an odd element of a box
+
+
+class Tiles(NamedTuple):
+    """Numbers of a group's tiles."""
+
+    tap_chunks: int
+    pair_tiles: int
+    channel_tiles: int
 
 
 @dataclass(frozen=True)
@@ -122,17 +131,15 @@ class Config(Ring):
     def phases_of(self, problem: Problem) -> int:
         return problem.kernel_size if self.by_taps else min(problem.taps.rows, problem.kernel_size)
 
-    def tiles(self, problem: Problem) -> tuple[int, int, int]:
-        """A group's tiles along tap chunks, pairs and channels."""
+    def tiles_of(self, problem: Problem) -> Tiles:
         p = problem
         taps = 1 if self.by_taps else p.taps.taps_per_row
         counts = taps, p.out_channels_per_group * self.phases_of(p), p.in_channels_per_group
         sizes = self.tap_chunk, self.pairs, self.channels
-        return tuple(-(-count // size) for count, size in zip(counts, sizes, strict=True))
+        return Tiles(*(-(-count // size) for count, size in zip(counts, sizes, strict=True)))
 
     def blocks_of(self, problem: Problem) -> int:
-        taps, pairs, channels = self.tiles(problem)
-        return problem.groups * taps * pairs * channels
+        return problem.groups * prod(self.tiles_of(problem))
 
     def stages_of(self, problem: Problem) -> tuple[int, int]:
         """Stages of a sample, and in all."""

@@ -64,8 +64,8 @@ def _only(word, upper):
     return word
 
 
-def _make_turn_vectors(config) -> Callable:
-    """Build ``turn_vectors``, for aligned vectors wholly inside or outside."""
+def _make_transpose_vectors(config) -> Callable:
+    """Build ``transpose_vectors``, for aligned vectors wholly inside or outside."""
     stride, kind, vector = config.stride, config.kind, ALIGNMENT // config.itemsize
     of_word = 4 // config.itemsize
     word, word_of, element_of = (types.uint32, _pair, _half) if of_word == 2 else (kind, _element, _only)
@@ -94,20 +94,20 @@ def _make_turn_vectors(config) -> Callable:
     load_columns, store_phases = repeated(load_column, vector), repeated(store_phase, vector)
 
     @device_function
-    def turn_vectors(square, staging):
+    def transpose_vectors(square, staging):
         words = cuda.local.array(all_words, dtype=word)
         load_columns(int32(0), (words, square))
         store_phases(int32(0), (words, staging))
 
-    return turn_vectors
+    return transpose_vectors
 
 
-def _make_turn_elements(config) -> Callable:
-    """Build ``turn_elements``, for any square, of up to ``phases_left`` phases."""
+def _make_transpose_elements(config) -> Callable:
+    """Build ``transpose_elements``, for any square, of up to ``phases_left`` phases."""
     stride, dilation, kind, vector = config.stride, config.dilation, config.kind, ALIGNMENT // config.itemsize
 
     @device_function
-    def turn_elements(square, stride_l, phases_left, staging):
+    def transpose_elements(square, stride_l, phases_left, staging):
         elements = cuda.local.array(vector, dtype=kind)
         output, source = square.first_output, square.source
         a = int32(0)
@@ -119,7 +119,7 @@ def _make_turn_elements(config) -> Callable:
             a = recomputed(int32(a + 1))  # unrolled, it would spill
             output, source = output + dilation, source + dilation * stride_l
 
-    return turn_elements
+    return transpose_elements
 
 
 @cache
@@ -132,13 +132,13 @@ def make_kernel(config) -> Kernel:
     shared_bytes = (tile_phases * (COLUMNS // vector) + squares) * ALIGNMENT
     span = (vector - 1) * stride + vector
     side_by_side = dilation == 1 and stride % vector == 0  # all vectors are aligned, or none
-    turn_vectors, turn_elements = _make_turn_vectors(config), _make_turn_elements(config)
+    transpose_vectors, transpose_elements = _make_transpose_vectors(config), _make_transpose_elements(config)
 
-    def planes_turned(grad_output, planes, sizes):
+    def planes_transposed(grad_output, planes, sizes):
         row = int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
         if row >= sizes.rows:
             return
-        turned = cuda.shared.array(0, dtype=kind)
+        transposed = cuda.shared.array(0, dtype=kind)
         thread = int32(cuda.threadIdx.x)
         tile, strip = divided(int32(cuda.blockIdx.x), int32(strips))
         tiles, _ = divided(int32(cuda.gridDim.x), int32(strips))
@@ -156,7 +156,7 @@ def make_kernel(config) -> Kernel:
         k, phase = divided(thread, int32(squares))
         phase = int32(phase * vector)
         if k < width and phase < phases_left:
-            staging = Staging(turned, int32(phase * width + (phase >> skip) + k), width)
+            staging = Staging(transposed, int32(phase * width + (phase >> skip) + k), width)
             sample = int64(uint32(row) // uint32(sizes.out_channels))
             output = int64(first_vector + k) * (vector * stride) - sizes.padding + int64(tile_phase + phase) * dilation
             source = sample * grad_output.stride_n + (row - sample * sizes.out_channels) * grad_output.stride_c
@@ -168,9 +168,9 @@ def make_kernel(config) -> Kernel:
                 within = output >= 0 and output + span <= sizes.out_length
                 by_vectors = aligned and (within or (sizes.padding | sizes.out_length) & (vector - 1) == 0)
             if by_vectors:
-                turn_vectors(square, staging)
+                transpose_vectors(square, staging)
             else:
-                turn_elements(square, grad_output.stride_l, int32(phases_left - phase), staging)
+                transpose_elements(square, grad_output.stride_l, int32(phases_left - phase), staging)
         cuda.syncthreads()
         piece = cuda.local.array(vector, dtype=kind)
         target, others = (row * phases + tile_phase) * vectors + first_vector, uint32(vectors - width)
@@ -179,12 +179,12 @@ def make_kernel(config) -> Kernel:
         v, end = thread, int32(phases_left * width)
         while v < end:
             a = int32(int32(v * inverse) >> 16)
-            load_vector(piece, 0, turned, int32(v + (a >> skip)) * vector)
+            load_vector(piece, 0, transposed, int32(v + (a >> skip)) * vector)
             store_vector(planes, (target + v + uint32(a) * others) * vector, piece, 0)
             v = recomputed(int32(v + threads))  # saves registers
 
     signature, blocks = (arguments(Signal, data=flat(kind)), flat(kind), arguments(Sizes)), RESIDENT // threads
-    return Kernel("planes_turned", planes_turned, signature, threads, shared_bytes, blocks, key=repr(config))
+    return Kernel("planes_transposed", planes_transposed, signature, threads, shared_bytes, blocks, key=repr(config))
 
 
 def _strips(phases: int, vector: int) -> int:

@@ -20,8 +20,8 @@ WIDE_SINE = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1)
 WIDE_COSINE = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k) for k in reversed(range(13)))
 
 
-class Phase(NamedTuple):
-    """A row's constants."""
+class Constants(NamedTuple):
+    """Snake's, of a row."""
 
     turns: float  # half periods a unit; ``rest`` is the part that they lack
     rest: float
@@ -34,9 +34,9 @@ class Trigonometry(NamedTuple):
     """Device functions of an accumulator's type; t is a*u in half periods, less the nearest integer."""
 
     fill: Callable  # (array of 4, a, b), both float64
-    phase: Callable  # (array) -> Phase
-    near: Callable  # (u, phase) -> t
-    far: Callable  # (u, phase) -> t of any u
+    constants: Callable  # (array) -> Constants
+    near: Callable  # (u, constants) -> t
+    far: Callable  # (u, constants) -> t of any u
     sine: Callable  # t -> sin(pi*t)
     cosine: Callable  # t -> cos(pi*t)
 
@@ -59,26 +59,26 @@ def trigonometry(wide: bool) -> Trigonometry:
         constants[3] = real(most / max(abs(turns), 1e-30))
 
     @device_function
-    def phase(constants):
-        turns, rest, inverse = constants[0], constants[1], constants[2]
-        return Phase(turns, rest, inverse, constants[3], real(2 * math.pi) * turns * inverse)
+    def constants_of(filled):
+        turns, rest, inverse = filled[0], filled[1], filled[2]
+        return Constants(turns, rest, inverse, filled[3], real(2 * math.pi) * turns * inverse)
 
     @device_function
-    def near(u, phase):
-        n = cuda.fma(u, phase.turns, real(offset)) - real(offset)
-        return cuda.fma(u, phase.rest, cuda.fma(u, phase.turns, -n))
+    def near(u, constants):
+        n = cuda.fma(u, constants.turns, real(offset)) - real(offset)
+        return cuda.fma(u, constants.rest, cuda.fma(u, constants.turns, -n))
 
     @device_function
-    def far(u, phase):
+    def far(u, constants):
         if wide:
             # Beyond, neighbours lie whole periods apart.
-            return near(u, phase) if abs(u) <= phase.most else real(0)
-        whole = float64(u) * (float64(phase.turns) + float64(phase.rest))
+            return near(u, constants) if abs(u) <= constants.most else real(0)
+        whole = float64(u) * (float64(constants.turns) + float64(constants.rest))
         return real(whole - math.floor(whole + 0.5))
 
     sine = _polynomial(WIDE_SINE if wide else SINE, True, real)
     cosine = _polynomial(WIDE_COSINE if wide else COSINE, False, real)
-    return Trigonometry(fill, phase, near, far, sine, cosine)
+    return Trigonometry(fill, constants_of, near, far, sine, cosine)
 
 
 def _polynomial(factors: tuple, odd: bool, real) -> Callable:
