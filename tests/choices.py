@@ -51,12 +51,12 @@ def chosen(draw: random.Random, p: Problem) -> Iterator[tuple[str, object]]:
             dtype, precision = draw.choice(able)
             yield f"{name} {precision}", rung.config_on(gpu, p, dtype, precision)
     dtype, step = draw.choice([*PRECISIONS]), replace(p, length=up_to(draw, 8), padding=0)
-    if depthwise.reason_against(step) is None:
+    if depthwise.refusal(step) is None:
         yield "channels", depthwise.choose(step, dtype)
-    if tile.reason_against(step, dtype) is None:
+    if tile.refusal(step, dtype) is None:
         yield "columns", tile.choose(step, dtype)
     of_half, shared = draw.choice([(torch.bfloat16, "bf16"), (torch.float32, "tf32")]), H200.shared_per_block
-    if mma_tile.reason_against(step, *of_half, shared) is None:
+    if mma_tile.refusal(step, *of_half, shared) is None:
         yield "products", mma_tile.choose(step, of_half[0], shared)
 
 

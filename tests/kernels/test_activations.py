@@ -20,13 +20,13 @@ PLACES = np.array([-30, -3.5, -1, -0.25, 0, 1e-9, 0.5, 1, 2, 7, 40])
 
 @pytest.mark.parametrize("name", TORCHS)
 def test_an_activation_and_its_slope_are_torchs(name):
-    assert TORCHS.keys() == activation.POINTWISE.keys() == through.SLOPES.keys()
+    assert TORCHS.keys() == activation.POINTWISE.keys() == through.DERIVATIVES.keys()
     u = torch.tensor(PLACES, requires_grad=True)
     y = TORCHS[name](u)
     y.sum().backward()
     ours = activation.of(name, torch.float64).py_func
     np.testing.assert_allclose([ours(one, None) for one in PLACES], y.detach(), rtol=1e-12, atol=1e-15)
-    slope = through.SLOPES[name].py_func
+    slope = through.DERIVATIVES[name].py_func
     np.testing.assert_allclose([slope(one) for one in PLACES], u.grad, rtol=1e-12, atol=1e-15)
 
 

@@ -37,7 +37,7 @@ INPUT, WEIGHT = (supports(f"grad_{of}_wgmma", F32, "tf32") for of in ("input", "
 FEW_INPUT, FEW_WEIGHT = (supports(f"grad_{of}_depthwise") for of in ("input", "weight"))
 GROUP, COUNTS = "it takes up to 8 input and 8 output channels a group", "it counts samples, channels, phases"
 STEP = Problem(16, 64, 64, 4, 2, 2, groups=64)
-PRODUCTS = partial(mma_tile.reason_against, dtype=HALF, precision="bf16", limit=H200.shared_per_block)
+PRODUCTS = partial(mma_tile.refusal, dtype=HALF, precision="bf16", limit=H200.shared_per_block)
 DENSE = Problem(16, 128, 64, 8, 2, 4)
 # Of what is asked: a problem, sizes that are taken, those that are refused, and the reason.
 LIMITS = {
@@ -87,36 +87,36 @@ LIMITS = {
     "grad_weight_wgmma: positions": (*(WEIGHT, LAYER, dict(length=2**28 - 2), dict(length=2**28 - 1), COUNTS),),
     "grad_input_wgmma: tiles": (INPUT, LAYER, dict(batch=2**29), dict(batch=2**29, length=2**20), "it counts tiles"),
     "step of channels: inputs": (
-        *(depthwise.reason_against, STEP, {}, dict(in_channels=128), "it takes one channel a group"),
+        *(depthwise.refusal, STEP, {}, dict(in_channels=128), "it takes one channel a group"),
     ),
     "step of channels: outputs of a group": (
-        *(depthwise.reason_against, STEP, {}, dict(out_channels=128), "it takes one channel a group"),
+        *(depthwise.refusal, STEP, {}, dict(out_channels=128), "it takes one channel a group"),
     ),
     "step of channels: frames": (
-        *(depthwise.reason_against, STEP, dict(length=depthwise.MOST_FRAMES), dict(length=depthwise.MOST_FRAMES + 1)),
+        *(depthwise.refusal, STEP, dict(length=depthwise.MOST_FRAMES), dict(length=depthwise.MOST_FRAMES + 1)),
         f"it takes up to {depthwise.MOST_FRAMES} new frames",
     ),
     "step of channels: taps": (
-        *(depthwise.reason_against, replace(STEP, stride=8), dict(kernel_size=depthwise.MOST_TAPS)),
+        *(depthwise.refusal, replace(STEP, stride=8), dict(kernel_size=depthwise.MOST_TAPS)),
         *(dict(kernel_size=depthwise.MOST_TAPS + 1), f"it takes up to {depthwise.MOST_FRAMES} new frames"),
     ),
     "step of channels: slots": (
-        *(depthwise.reason_against, STEP, dict(batch=65_535), dict(batch=65_536), "it takes up to 65535 slots"),
+        *(depthwise.refusal, STEP, dict(batch=65_535), dict(batch=65_536), "it takes up to 65535 slots"),
     ),
     "step of channels: frames kept": (
-        *(depthwise.reason_against, replace(STEP, stride=4), dict(kernel_size=20), dict(kernel_size=24)),
+        *(depthwise.refusal, replace(STEP, stride=4), dict(kernel_size=20), dict(kernel_size=24)),
         f"it takes up to {depthwise.MOST_FRAMES} new frames",
     ),
     "step of channels: outputs": (
-        *(depthwise.reason_against, replace(STEP, kernel_size=32), dict(stride=16, length=4)),
+        *(depthwise.refusal, replace(STEP, kernel_size=32), dict(stride=16, length=4)),
         *(dict(stride=17, length=4), "it computes up to 64 outputs"),
     ),
     "step of columns: dtype": (
-        lambda p: tile.reason_against(p, torch.int32 if p.bias else F32),
+        lambda p: tile.refusal(p, torch.int32 if p.bias else F32),
         *(DENSE, {}, dict(bias=True), "it takes float64, float32, float16, bfloat16, not int32"),
     ),
     "step of columns: taps": (
-        *(partial(tile.reason_against, dtype=F32), replace(DENSE, in_channels=8), dict(kernel_size=512, stride=512)),
+        *(partial(tile.refusal, dtype=F32), replace(DENSE, in_channels=8), dict(kernel_size=512, stride=512)),
         *(dict(kernel_size=513, stride=512), "it takes up to 512 taps"),
     ),
     "products of a step: frames": (PRODUCTS, DENSE, dict(length=64), dict(length=65), "it takes up to 64 new frames"),
@@ -135,24 +135,24 @@ LIMITS = {
 # The same, of activations and their gradients.
 SIZES = AliasFree(1, 1, 64, 12, 12)
 ACTIVATIONS = {
-    "length": (activations.reason, dict(length=2**28), dict(length=2**28 + 1), "it takes rows of up to 268435456"),
-    "rows": (activations.reason, dict(batch=M31), dict(batch=M31 + 1), "it takes up to 2147483647 rows"),
+    "length": (activations.refusal, dict(length=2**28), dict(length=2**28 + 1), "it takes rows of up to 268435456"),
+    "rows": (activations.refusal, dict(batch=M31), dict(batch=M31 + 1), "it takes up to 2147483647 rows"),
     "rows of channels": (
-        activations.reason,
+        activations.refusal,
         dict(batch=M30 - 1, channels=2),
         dict(batch=M30, channels=2),
         "it takes up",
     ),
     "gradients: length": (
-        *(activation_gradients.reason, dict(length=2**28), dict(length=2**28 + 1)),
+        *(activation_gradients.refusal, dict(length=2**28), dict(length=2**28 + 1)),
         "they take rows of up to 268435456",
     ),
     "gradients: tiles": (
-        *(activation_gradients.reason, dict(batch=M31 // 3), dict(batch=M31 // 3 + 1)),
+        *(activation_gradients.refusal, dict(batch=M31 // 3), dict(batch=M31 // 3 + 1)),
         "they take up to 2147483647 tiles",
     ),
     "gradients: tiles of a row": (
-        *(activation_gradients.reason, dict(batch=M31 // 7, length=383), dict(batch=M31 // 7, length=384)),
+        *(activation_gradients.refusal, dict(batch=M31 // 7, length=383), dict(batch=M31 // 7, length=384)),
         "they take up to 2147483647 tiles",
     ),
 }
