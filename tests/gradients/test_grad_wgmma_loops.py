@@ -369,5 +369,5 @@ def test_grad_weight(monkeypatch, case):
                 row = (group * grid.group_rows + first_channel()) // c.alike
                 b = "b", position, group * p.in_channels_per_group + channel_tile * c.channels, n
                 products += [(("g0", column, row, n), k, b, 32 * k) for k in range(PRODUCTS)]
-            place = split, number % grid.tiles, group, pairs, channel_tile, first_element()
+            place = split, number % grid.tiles, group, pairs, channel_tile
             assert stored[team] == [(place, tuple(products) or 0.0)]
