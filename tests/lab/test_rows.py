@@ -71,7 +71,9 @@ def test_a_file_that_is_not_ours_is_refused_and_left_alone(path, content, said):
     assert os.listdir(path.parent) == [path.name]
 
 
-@pytest.mark.parametrize("wrong", [{"dtype": "float8"}, {"dtype": "nn"}, {"precision": "bf16"}])
+@pytest.mark.parametrize(
+    "wrong", [{"dtype": "float8"}, {"dtype": "nn"}, {"precision": "bf16"}, {"precision": "float32"}]
+)
 def test_a_row_of_an_unknown_precision_is_refused(path, wrong):
     rows.append(path, [row()])
     ((field, value),) = wrong.items()

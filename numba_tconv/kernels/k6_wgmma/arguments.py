@@ -159,7 +159,7 @@ class View(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """Of a lane's windows."""
+    """What a lane's windows share."""
 
     h_step: int  # bytes to h = 1
     odd_step: int  # bytes to the next channel

@@ -16,8 +16,8 @@ class Barriers(NamedTuple):
     copied: Pipe  # filled by copies
     ready: Pipe  # for consumers
     weights: int  # resident ones have arrived
-    products: int  # order products
-    staging: int  # order stores in a shared buffer
+    products: int  # orders products
+    staging: int  # orders stores in a shared buffer
     inverses: int  # scales (split_ahead.py)
 
 

@@ -135,7 +135,7 @@ def make_kernel(config: Config) -> Kernel:
         drawn, earlier = int32(sizes.row_tiles - 1), int32(0)
         while s < steps:
             await_stage()
-            cuda.syncthreads()  # the stage has landed; all have left the block loaded next
+            cuda.syncthreads()  # the stage has landed; all have left the one loaded next
             loads = s + ahead < steps
             if loads:
                 channel = int32((s + ahead) * stage_channels)

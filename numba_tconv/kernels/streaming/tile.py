@@ -17,7 +17,7 @@ MOST_SUMS = 16  # 4-byte registers of a thread for sums
 AHEAD, FEW_AHEAD, MANY_SUMS = 8, 4, 8  # weights of a thread in flight; fewer in float64 or with many sums
 MOST_STRIDE = 1 << 18  # outputs in 32 bits
 MOST_SHARED = 80 * 1024  # bytes of a block: two fit on a multiprocessor of 8.0, or from 9.0 on
-MINIMUM_CC = 8, 0  # whose blocks may have so much
+MINIMUM_CC = 8, 0  # first whose blocks may have so much
 
 
 @dataclass(frozen=True)

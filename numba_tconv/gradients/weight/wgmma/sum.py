@@ -70,7 +70,7 @@ class Load(NamedTuple):
     values: object
     partials: object
     row_starts: object
-    first_sum: int  # the thread's first channel, in the group
+    first_sum: int  # of the thread's first channel
     first_row: int
     first_split: int
     splits: int

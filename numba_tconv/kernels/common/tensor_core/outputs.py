@@ -31,8 +31,8 @@ class Extent(NamedTuple):
     begin: int  # the tile's first own output
     next_sample: int
     next_begin: int
-    lowest: int  # the sample's begin, from ``begin`` on
-    highest: int  # its or the tile's end
+    lowest: int  # the sample's first output, from ``begin`` on
+    highest: int  # the end of it, or of the tile
     goes_on: bool  # the next tile has the same sample
     ends: bool  # the next tile begins a sample
 
